@@ -106,6 +106,9 @@ impl<S: PageSource + 'static> Memory<S> {
         {
             return Ok(reserved);
         }
+        if let Some(packer) = &self.packer {
+            packer.note_wanted();
+        }
         let mut waits_since = None;
         loop {
             let changes = self.file.as_ref().map(SwapFile::changes);

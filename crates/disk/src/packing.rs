@@ -44,7 +44,8 @@ pub trait Host: Send + 'static {
 struct Shared<S: PageSource> {
     space: Arc<SwapSpace<S>>,
     limit: u64,
-    /// Requests that found no room.
+    /// Requests that needed room, and those of them that found none.
+    wanted: AtomicU64,
     refused: AtomicU64,
     stopping: AtomicBool,
     /// Guards no data: what stops the thread is told under it.
@@ -69,6 +70,7 @@ impl<S: PageSource + 'static> Packer<S> {
         let shared = Arc::new(Shared {
             space,
             limit,
+            wanted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             lock: Mutex::new(()),
@@ -81,6 +83,11 @@ impl<S: PageSource + 'static> Packer<S> {
             shared,
             thread: Some(thread),
         })
+    }
+
+    /// Notes that a request needs room, which its thread makes meanwhile.
+    pub(crate) fn note_wanted(&self) {
+        self.shared.wanted.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Notes that a request found no room.
@@ -165,6 +172,7 @@ impl<S: PageSource + 'static> Shared<S> {
         // What compaction cannot give back is not tried again and again.
         let mut least_waste = 0;
         host.is_idle()?;
+        let mut wanted = self.wanted.load(Ordering::Relaxed);
         loop {
             let report = self.space.scan(policy, STEP_SLOTS, scratch);
             moved += report.moved;
@@ -176,7 +184,9 @@ impl<S: PageSource + 'static> Shared<S> {
             if report.finished || self.stopping.load(Ordering::Relaxed) {
                 break;
             }
-            if host.is_idle()? {
+            // Who makes room needs what a step keeps from others.
+            let wanted_before = std::mem::replace(&mut wanted, self.wanted.load(Ordering::Relaxed));
+            if host.is_idle()? && wanted == wanted_before {
                 pause = FIRST_PAUSE;
             } else if self.pause(pause) {
                 pause = (2 * pause).min(LONGEST_PAUSE);

@@ -5,7 +5,7 @@ mod packing;
 
 use common::{disk, noise, wait_until};
 use memfold_disk::{BLOCK, Disk, DiskError, Host, NewDiskError};
-use memfold_swap::{Scratch, SwapConfig, SwapSpace};
+use memfold_swap::{BlockShape, Scratch, SwapConfig, SwapSpace};
 use packing::{disk_of_blocks, packing_disk, related};
 use proptest::prelude::*;
 use std::time::Duration;
@@ -246,7 +246,7 @@ fn a_write_without_room_packs_what_is_there() {
         let config = SwapConfig {
             pool_capacity_pages: 1 << 14,
             max_slots: 1 << 16,
-            block_pages: 8,
+            blocks_for_room: BlockShape { pages: 8, level: 1 },
             ..SwapConfig::default()
         };
         let space = SwapSpace::new(HeapSource::new(), config).expect("a swap space");

@@ -7,8 +7,8 @@
 use std::{sync::Mutex, time::Instant};
 
 use memfold_swap::{
-    Algorithm, FileBackend, FileTier, NoopTier, PAGE_SIZE, Page, ScanPolicy, Scratch, SwapConfig,
-    SwapSpace, TierKey, TierKind, fill_word,
+    Algorithm, BlockShape, FileBackend, FileTier, NoopTier, PAGE_SIZE, Page, ScanPolicy, Scratch,
+    SwapConfig, SwapSpace, TierKey, TierKind, fill_word,
 };
 use zsmalloc::HeapSource;
 
@@ -194,8 +194,10 @@ fn measure_blocks(pages: &[Page], base: &SwapConfig) -> Result<(), Box<dyn std::
             let mut line = String::new();
             for _ in 0..ROUNDS {
                 let config = SwapConfig {
-                    block_pages,
-                    block_level: level,
+                    blocks: BlockShape {
+                        pages: block_pages,
+                        level,
+                    },
                     recompress_level: level,
                     ..base.clone()
                 };

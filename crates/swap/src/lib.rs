@@ -111,7 +111,7 @@ pub use {
     migrate::{MigrateReport, ScanPolicy},
     page::{Page, fill, fill_word},
     scratch::Scratch,
-    space::{SwapConfig, SwapSpace},
+    space::{BlockShape, SwapConfig, SwapSpace},
     tier::{
         Batch, BatchId, FileBackend, FileTier, FileUsage, Place, Placed, RemoteBackend,
         RemoteConfig, RemoteError, RemoteTier, RemoteUsage, Removal, Stored, Tier, TierKey,

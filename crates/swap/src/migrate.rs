@@ -22,10 +22,14 @@ use crate::{
     page::Page,
     scratch::Scratch,
     slot::{CLUSTER_SLOTS, ClusterId, Slot},
-    space::{Patience, SwapSpace},
+    space::{BlockShape, Patience, SwapSpace},
     store::STORE_ORDER,
     stored_bytes::StoredBytes,
-    sync::{atomic::Ordering, lock},
+    sync::{
+        MutexGuard,
+        atomic::Ordering::{self, Relaxed},
+        lock,
+    },
     tier::{Placed, slot_of},
 };
 
@@ -55,6 +59,14 @@ pub struct MigrateReport {
     pub finished: bool,
 }
 
+/// Whether somebody waits for a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Haste {
+    /// Nobody does. It gives way to others.
+    Background,
+    Wanted,
+}
+
 /// Pages to be moved.
 #[derive(Clone, Copy)]
 struct Chosen<'a> {
@@ -63,6 +75,7 @@ struct Chosen<'a> {
     from: &'a [TierKind],
     /// The tiers to try, in order.
     to: &'a [TierKind],
+    haste: Haste,
 }
 
 /// A page that is being moved.
@@ -100,7 +113,7 @@ impl<S: PageSource> SwapSpace<S> {
             if !go_on() {
                 return report;
             }
-            let mut migrator = lock(&self.migrator);
+            let mut migrator = self.wanted_migrator();
             self.allocator.walk(cluster, || {
                 let mut slots = std::mem::take(&mut migrator.candidates);
                 slots.clear();
@@ -117,6 +130,7 @@ impl<S: PageSource> SwapSpace<S> {
                     slots: &slots,
                     from: &[tier],
                     to: &targets,
+                    haste: Haste::Wanted,
                 };
                 self.move_pages(&mut migrator, chosen, scratch, &mut report);
                 migrator.candidates = slots;
@@ -161,12 +175,21 @@ impl<S: PageSource> SwapSpace<S> {
                 // The next batch would most likely fail too.
                 return;
             }
+            if chosen.haste == Haste::Background && self.migrator_wanted.load(Relaxed) > 0 {
+                return;
+            }
             let mut held = Vec::with_capacity(slots.len());
             let batch = Chosen { slots, ..chosen };
             let moving = self.read_batch(batch, &mut migrator.pages, scratch, &mut held, report);
             let mut retired = Vec::with_capacity(moving.len());
             let moving = if chosen.to == [TierKind::Recompressed] {
-                self.store_in_blocks(moving, &migrator.pages, scratch, &mut retired, report)
+                self.store_in_blocks(
+                    moving,
+                    (&migrator.pages, self.block_shape(chosen.haste)),
+                    scratch,
+                    &mut retired,
+                    report,
+                )
             } else {
                 moving
             };
@@ -193,6 +216,21 @@ impl<S: PageSource> SwapSpace<S> {
                 }
             }
             self.release_bulk(&held);
+        }
+    }
+
+    /// The migrator for what somebody waits for: a scan in the background gives it up after a batch.
+    fn wanted_migrator(&self) -> MutexGuard<'_, Migrator> {
+        self.migrator_wanted.fetch_add(1, Relaxed);
+        let migrator = lock(&self.migrator);
+        self.migrator_wanted.fetch_sub(1, Relaxed);
+        migrator
+    }
+
+    fn block_shape(&self, haste: Haste) -> BlockShape {
+        match haste {
+            Haste::Background => self.blocks_in_background,
+            Haste::Wanted => self.blocks_for_room,
         }
     }
 

@@ -21,7 +21,7 @@ use crate::{
     scratch::Scratch,
     slot::{CLUSTER_SLOTS, Slot},
     source::SharedSource,
-    sync::{Mutex, lock},
+    sync::{Mutex, atomic::AtomicUsize, lock},
     table::SwapTable,
     tier::{BlockTier, CompressedTier, SameFilledTier, Stored, Tier, UncompressedTier},
 };
@@ -33,10 +33,10 @@ pub struct SwapConfig {
     pub algorithm: Algorithm,
     /// The Zstandard level for recompression of cold pages.
     pub recompress_level: i32,
-    /// The most pages that are recompressed together as one block, at most 16; less than 2 for none.
-    pub block_pages: usize,
-    /// The Zstandard level for blocks.
-    pub block_level: i32,
+    /// How neighbours are recompressed together in the background.
+    pub blocks: BlockShape,
+    /// The same where a caller waits for room: [`scan_for_room`](SwapSpace::scan_for_room).
+    pub blocks_for_room: BlockShape,
     /// A block must save one in so many bytes of what its pages take; at least 1. Less is not worth the
     /// longer loads.
     pub block_saving: u64,
@@ -51,13 +51,31 @@ pub struct SwapConfig {
     pub shards: usize,
 }
 
+/// How neighbours are recompressed together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockShape {
+    /// The most pages of a block, at most 16; less than 2 for none. More take less memory, and longer to load one of.
+    pub pages: usize,
+    /// The Zstandard level. Higher takes less memory and more time to store.
+    pub level: i32,
+}
+
+impl Default for BlockShape {
+    fn default() -> Self {
+        BlockShape {
+            pages: BLOCK_PAGES,
+            level: 1,
+        }
+    }
+}
+
 impl Default for SwapConfig {
     fn default() -> Self {
         Self {
             algorithm: Algorithm::Lz4,
             recompress_level: 3,
-            block_pages: BLOCK_PAGES,
-            block_level: 1,
+            blocks: BlockShape::default(),
+            blocks_for_room: BlockShape::default(),
             block_saving: 8,
             checksum: true,
             pool_capacity_pages: 1 << 24,
@@ -108,7 +126,10 @@ pub struct SwapSpace<S: PageSource> {
     /// By [`TierKind::index`].
     pub(crate) tiers: [Option<Box<dyn Tier>>; TierKind::ALL.len()],
     pub(crate) blocks: Arc<BlockTier<SharedSource<S>>>,
-    pub(crate) block_pages: usize,
+    pub(crate) blocks_in_background: BlockShape,
+    pub(crate) blocks_for_room: BlockShape,
+    /// Threads that wait for the migrator, for which scans give it up.
+    pub(crate) migrator_wanted: AtomicUsize,
     pub(crate) block_saving: u64,
     pub(crate) counters: Counters,
     pub(crate) groups: Groups,
@@ -150,8 +171,10 @@ impl<S: PageSource + 'static> SwapSpace<S> {
         if shards > 1024 {
             return Err(NewSwapSpaceError::Config("shards must be at most 1024"));
         }
-        if config.block_pages > MAX_BLOCK_PAGES {
-            return Err(NewSwapSpaceError::Config("block_pages must be at most 16"));
+        for shape in [config.blocks, config.blocks_for_room] {
+            if shape.pages > MAX_BLOCK_PAGES {
+                return Err(NewSwapSpaceError::Config("a block has at most 16 pages"));
+            }
         }
         let source = Arc::new(source);
         let table = Arc::new(SwapTable::new(Arc::clone(&source), clusters + 1)?);
@@ -180,11 +203,7 @@ impl<S: PageSource + 'static> SwapSpace<S> {
             checksums,
             Arc::clone(&pool),
         );
-        let blocks = Arc::new(BlockTier::new(
-            config.block_level,
-            checksums,
-            Arc::clone(&pool),
-        ));
+        let blocks = Arc::new(BlockTier::new(checksums, Arc::clone(&pool)));
         for tier in [
             Box::new(SameFilledTier) as Box<dyn Tier>,
             Box::new(Arc::clone(&blocks)),
@@ -204,7 +223,9 @@ impl<S: PageSource + 'static> SwapSpace<S> {
             outside: [TierKind::File, TierKind::Remote],
             tiers,
             blocks,
-            block_pages: config.block_pages,
+            blocks_in_background: config.blocks,
+            blocks_for_room: config.blocks_for_room,
+            migrator_wanted: AtomicUsize::new(0),
             block_saving: config.block_saving.max(1),
             counters: Counters::new(shards),
             groups: Groups::new(shards),

@@ -152,6 +152,19 @@ pub trait Tier: Send + Sync {
         );
     }
 
+    /// Stores several pages as one block, compressed at a Zstandard `level`, or declines them all; appends the outcome of
+    /// each to `out`, in order. To be overridden where there are blocks.
+    fn store_block(
+        &self,
+        pages: &[(Slot, &Page)],
+        level: i32,
+        scratch: &mut Scratch,
+        out: &mut Vec<Result<Placed, StoreError>>,
+    ) {
+        let _ = (level, scratch);
+        out.extend(pages.iter().map(|_| Ok(Placed::Declined)));
+    }
+
     /// Whether this tier can load and free data of the `other` kind of tier in place.
     fn reads(&self, other: TierKind) -> bool {
         let _ = other;
@@ -234,6 +247,16 @@ impl<T: Tier + ?Sized> Tier for Arc<T> {
         out: &mut Vec<Result<Placed, StoreError>>,
     ) {
         (**self).store_batch(pages, scratch, out);
+    }
+
+    fn store_block(
+        &self,
+        pages: &[(Slot, &Page)],
+        level: i32,
+        scratch: &mut Scratch,
+        out: &mut Vec<Result<Placed, StoreError>>,
+    ) {
+        (**self).store_block(pages, level, scratch, out);
     }
 
     fn reads(&self, other: TierKind) -> bool {

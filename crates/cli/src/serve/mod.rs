@@ -25,7 +25,7 @@ use memfold_disk::nbd::Server;
 use memfold_disk::{BLOCK, Disk, MAX_SIZE, NewDiskError};
 use memfold_pager::{MappedSource, open_swap_file};
 use memfold_remote::RemoteStore;
-use memfold_swap::{NewSwapSpaceError, SwapConfig, SwapSpace};
+use memfold_swap::{BlockShape, NewSwapSpaceError, SwapConfig, SwapSpace};
 use memfold_sys::memory::check_page_size;
 use packing_host::PackingHost;
 use service::Service;
@@ -36,10 +36,14 @@ use std::time::Instant;
 /// Less holds next to nothing.
 const LEAST_LIMIT: u64 = 4 << 20;
 
-/// Blocks of the disk that are compressed together. More take less memory, and longer to read one of.
-const BLOCK_PAGES: usize = 8;
-/// The Zstandard level for them. Higher takes less memory and more time of idle CPUs.
-const BLOCK_LEVEL: i32 = 8;
+/// How neighbours on the disk are compressed together by idle CPUs: in as many bytes as below, of which half is
+/// decompressed for a read, for four times the CPU time.
+const BLOCKS: BlockShape = BlockShape {
+    pages: 4,
+    level: 12,
+};
+/// The same while a write waits for room.
+const BLOCKS_FOR_ROOM: BlockShape = BlockShape { pages: 8, level: 8 };
 /// They must save one in so many bytes.
 const BLOCK_SAVING: u64 = 32;
 
@@ -140,8 +144,8 @@ fn disk(
         algorithm: arguments.algo,
         checksum: !arguments.no_checksum,
         pool_capacity_pages: (limit / BLOCK) as usize,
-        block_pages: BLOCK_PAGES,
-        block_level: BLOCK_LEVEL,
+        blocks: BLOCKS,
+        blocks_for_room: BLOCKS_FOR_ROOM,
         block_saving: BLOCK_SAVING,
         // Until they are freed, discarded blocks have slots, too.
         max_slots: blocks.saturating_mul(2).clamp(1 << 16, (1 << 32) - 1024) as usize,

@@ -6,7 +6,7 @@
 
 use crate::common::noise;
 use memfold_disk::{BLOCK, Disk, Host};
-use memfold_swap::{SwapConfig, SwapSpace};
+use memfold_swap::{BlockShape, SwapConfig, SwapSpace};
 use std::time::Duration;
 use zsmalloc::HeapSource;
 
@@ -26,12 +26,16 @@ pub fn packing_disk(size: u64, limit: u64) -> Disk<HeapSource> {
     disk
 }
 
+/// Blocks of eight pages.
+const EIGHT: BlockShape = BlockShape { pages: 8, level: 1 };
+
 /// A disk with blocks of eight pages, without a thread that packs.
 pub fn disk_of_blocks(size: u64, limit: u64) -> Disk<HeapSource> {
     let config = SwapConfig {
         pool_capacity_pages: 1 << 14,
         max_slots: 1 << 16,
-        block_pages: 8,
+        blocks: EIGHT,
+        blocks_for_room: EIGHT,
         block_saving: 32,
         ..SwapConfig::default()
     };

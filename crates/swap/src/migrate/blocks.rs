@@ -7,7 +7,7 @@ use crate::{
     entry::{Position, TierKind},
     page::Page,
     scratch::Scratch,
-    space::SwapSpace,
+    space::{BlockShape, SwapSpace},
     tier::Placed,
 };
 
@@ -16,21 +16,21 @@ impl<S: PageSource> SwapSpace<S> {
     pub(super) fn store_in_blocks(
         &self,
         mut moving: Vec<Moving>,
-        pages: &[Page],
+        (pages, shape): (&[Page], BlockShape),
         scratch: &mut Scratch,
         retired: &mut Vec<Position>,
         report: &mut MigrateReport,
     ) -> Vec<Moving> {
         let mut alone = Vec::new();
-        if self.block_pages < 2 {
+        if shape.pages < 2 {
             return moving;
         }
         while !moving.is_empty() && report.store_error.is_none() {
             // Blocks of the same size rather than a short last one.
-            let blocks = moving.len().div_ceil(self.block_pages);
+            let blocks = moving.len().div_ceil(shape.pages);
             let rest = moving.split_off(moving.len().div_ceil(blocks));
             let block = std::mem::replace(&mut moving, rest);
-            alone.extend(self.store_block(block, pages, scratch, retired, report));
+            alone.extend(self.store_block(block, (pages, shape.level), scratch, retired, report));
         }
         alone
     }
@@ -40,7 +40,7 @@ impl<S: PageSource> SwapSpace<S> {
     fn store_block(
         &self,
         block: Vec<Moving>,
-        pages: &[Page],
+        (pages, level): (&[Page], i32),
         scratch: &mut Scratch,
         retired: &mut Vec<Position>,
         report: &mut MigrateReport,
@@ -51,7 +51,7 @@ impl<S: PageSource> SwapSpace<S> {
             .collect();
         let tier = self.tier(TierKind::Block);
         let mut outcomes = Vec::with_capacity(batch.len());
-        tier.store_batch(&batch, scratch, &mut outcomes);
+        tier.store_block(&batch, level, scratch, &mut outcomes);
         let (mut placed, mut declined) = (Vec::with_capacity(batch.len()), Vec::new());
         for (page, outcome) in block.into_iter().zip(outcomes) {
             match outcome {

@@ -2,7 +2,7 @@
 
 use zsmalloc::PageSource;
 
-use super::{Chosen, MigrateReport};
+use super::{Chosen, Haste, MigrateReport};
 use crate::{
     entry::{Position, TierKind},
     migrator::Migrator,
@@ -50,27 +50,11 @@ impl ScanPolicy {
     }
 }
 
-/// Blocks that a scan takes apart.
-#[derive(Debug, Clone, Copy)]
-enum TakesApart {
-    HalfGone,
-    AnyGone,
-}
-
 /// What a scan moves.
 #[derive(Debug, Clone, Copy)]
 struct Cold {
     policy: ScanPolicy,
-    takes_apart: TakesApart,
-}
-
-impl Cold {
-    fn by(policy: ScanPolicy) -> Cold {
-        Cold {
-            policy,
-            takes_apart: TakesApart::HalfGone,
-        }
-    }
+    haste: Haste,
 }
 
 /// Where a scan moves a page.
@@ -98,23 +82,27 @@ impl<S: PageSource> SwapSpace<S> {
                 report.finished = true;
                 break;
             };
-            let cold = Cold::by(policy);
+            let cold = Cold {
+                policy,
+                haste: Haste::Background,
+            };
             self.scan_cluster(&mut migrator, cluster, cold, scratch, &mut report);
         }
         report
     }
 
-    /// The same for a caller that needs room now: moves cold pages into blocks, and takes blocks apart of
-    /// which any page is gone.
+    /// The same for a caller that needs room now: moves cold pages into blocks
+    /// ([`blocks_for_room`](crate::SwapConfig::blocks_for_room)), and takes blocks apart of which any page is gone. A
+    /// scan that is under way gives way.
     pub fn scan_for_room(&self, budget: usize, scratch: &mut Scratch) -> MigrateReport {
         let mut report = MigrateReport::default();
-        let mut migrator = lock(&self.migrator);
+        let mut migrator = self.wanted_migrator();
         let cold = Cold {
             policy: ScanPolicy {
                 recompress: Some(1),
                 write_back: None,
             },
-            takes_apart: TakesApart::AnyGone,
+            haste: Haste::Wanted,
         };
         for _ in 0..budget.div_ceil(CLUSTER_SLOTS) {
             let Some(cluster) = self.next_to_scan(&mut migrator) else {
@@ -150,11 +138,11 @@ impl<S: PageSource> SwapSpace<S> {
     /// that they refuse.
     pub fn write_back(&self, bytes: u64, scratch: &mut Scratch) -> MigrateReport {
         let mut report = MigrateReport::default();
-        let mut migrator = lock(&self.migrator);
         if self.targets_outside().is_empty() {
             report.finished = true;
             return report;
         }
+        let mut migrator = self.wanted_migrator();
         let policy = ScanPolicy {
             recompress: None,
             write_back: Some(1),
@@ -166,7 +154,10 @@ impl<S: PageSource> SwapSpace<S> {
                 migrator.next_written = 1;
             } else {
                 migrator.next_written = cluster.0 + 1;
-                let cold = Cold::by(policy);
+                let cold = Cold {
+                    policy,
+                    haste: Haste::Wanted,
+                };
                 self.scan_cluster(&mut migrator, cluster, cold, scratch, &mut report);
             }
             to_look_at -= 1;
@@ -202,9 +193,9 @@ impl<S: PageSource> SwapSpace<S> {
                     continue;
                 };
                 let is_sparse = tier == TierKind::Block
-                    && match cold.takes_apart {
-                        TakesApart::HalfGone => self.blocks.is_sparse(location),
-                        TakesApart::AnyGone => !self.blocks.is_whole(location),
+                    && match cold.haste {
+                        Haste::Background => self.blocks.is_sparse(location),
+                        Haste::Wanted => !self.blocks.is_whole(location),
                     };
                 match cold.policy.target(tier, age, is_sparse) {
                     Some(Target::Outside) => write_back.push(slot),
@@ -216,12 +207,14 @@ impl<S: PageSource> SwapSpace<S> {
                 slots: &recompress,
                 from: &TO_RECOMPRESS,
                 to: &[TierKind::Recompressed],
+                haste: cold.haste,
             };
             let outside = self.targets_outside();
             let write_back = Chosen {
                 slots: &write_back,
                 from: &TO_WRITE_BACK,
                 to: &outside,
+                haste: cold.haste,
             };
             for chosen in [recompress, write_back] {
                 // If one fails, the other may succeed.
@@ -230,5 +223,39 @@ impl<S: PageSource> SwapSpace<S> {
                 report.store_error = report.store_error.or(before);
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{PAGE_SIZE, SwapConfig, sync::atomic::Ordering::Relaxed};
+    use zsmalloc::HeapSource;
+
+    #[test]
+    fn a_scan_gives_way_to_who_waits_for_the_migrator() {
+        let config = SwapConfig {
+            pool_capacity_pages: 1 << 10,
+            max_slots: 1 << 10,
+            ..SwapConfig::default()
+        };
+        let space = SwapSpace::new(HeapSource::new(), config).unwrap();
+        let mut scratch = Scratch::new();
+        for seed in 0..64_u8 {
+            // Shorter together.
+            let page: [u8; PAGE_SIZE] = std::array::from_fn(|at| {
+                (at as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3] ^ (at as u8 & seed)
+            });
+            space.store(&page, &mut scratch).unwrap();
+        }
+        let policy = ScanPolicy {
+            recompress: Some(1),
+            write_back: None,
+        };
+        space.scan(policy, usize::MAX, &mut scratch);
+        space.migrator_wanted.store(1, Relaxed);
+        assert_eq!(space.scan(policy, usize::MAX, &mut scratch).moved, 0);
+        space.migrator_wanted.store(0, Relaxed);
+        assert!(space.scan(policy, usize::MAX, &mut scratch).moved > 0);
     }
 }

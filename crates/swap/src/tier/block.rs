@@ -132,7 +132,6 @@ fn record_of(object: &[u8]) -> Option<u32> {
 /// Pages in blocks.
 #[derive(Debug)]
 pub(crate) struct BlockTier<S: PageSource> {
-    level: i32,
     checksums: Checksums,
     pool: Arc<Pool<S>>,
     records: BlockRecords,
@@ -141,10 +140,9 @@ pub(crate) struct BlockTier<S: PageSource> {
 }
 
 impl<S: PageSource> BlockTier<S> {
-    /// Blocks compressed with Zstandard at `level`.
-    pub(crate) fn new(level: i32, checksums: Checksums, pool: Arc<Pool<S>>) -> Self {
+    /// No blocks yet.
+    pub(crate) fn new(checksums: Checksums, pool: Arc<Pool<S>>) -> Self {
         Self {
-            level,
             checksums,
             pool,
             records: BlockRecords::new(),
@@ -206,8 +204,7 @@ impl<S: PageSource> BlockTier<S> {
 
     /// Compresses pages as a block into the buffer. `None` if that does not make them shorter.
     fn compress(
-        &self,
-        pages: &[(Slot, &Page)],
+        (pages, level): (&[(Slot, &Page)], i32),
         buffer: &mut BlockBuffer,
         zstd: &mut ZstdContexts,
     ) -> Result<Option<usize>, StoreError> {
@@ -216,7 +213,7 @@ impl<S: PageSource> BlockTier<S> {
             *copy = **page;
         }
         let most = pages.len() * (PAGE_SIZE / 16 * 15);
-        match zstd.compress(self.level, plain.as_flattened(), &mut packed[..most]) {
+        match zstd.compress(level, plain.as_flattened(), &mut packed[..most]) {
             Ok(length) => {
                 // The end of the last full page.
                 let end = length.next_multiple_of(PAGE_SIZE);
@@ -280,13 +277,14 @@ impl<S: PageSource> BlockTier<S> {
     }
 
     /// Stores pages as one block. `None` if nothing is gained.
-    fn store_block(
+    fn store_together(
         &self,
         pages: &[(Slot, &Page)],
+        level: i32,
         scratch: &mut Scratch,
     ) -> Result<Option<u32>, StoreError> {
         let (buffer, zstd) = scratch.block_parts();
-        let Some(length) = self.compress(pages, buffer, zstd)? else {
+        let Some(length) = Self::compress((pages, level), buffer, zstd)? else {
             return Ok(None);
         };
         let (id, record) = self.records.take()?;
@@ -381,15 +379,15 @@ impl<S: PageSource> Tier for BlockTier<S> {
         Ok(Placed::Declined)
     }
 
-    /// Stores all the pages as one block, or none of them.
-    fn store_batch(
+    fn store_block(
         &self,
         pages: &[(Slot, &Page)],
+        level: i32,
         scratch: &mut Scratch,
         out: &mut Vec<Result<Placed, StoreError>>,
     ) {
         let stored = if (2..=MAX_BLOCK_PAGES).contains(&pages.len()) {
-            self.store_block(pages, scratch)
+            self.store_together(pages, level, scratch)
         } else {
             Ok(None)
         };
@@ -498,7 +496,7 @@ mod with_codec {
     fn two_blocks() -> (BlockTier<zsmalloc::HeapSource>, Vec<(Slot, Location, Page)>) {
         let config = zsmalloc::Config::with_capacity_pages(1 << 12);
         let pool = Pool::new(zsmalloc::HeapSource::new(), config).unwrap();
-        let tier = BlockTier::new(1, Checksums::On, Arc::new(pool));
+        let tier = BlockTier::new(Checksums::On, Arc::new(pool));
         let mut scratch = Scratch::new();
         let mut stored = Vec::new();
         for block in 0..2_u8 {
@@ -513,7 +511,7 @@ mod with_codec {
                 .collect();
             let given: Vec<_> = pages.iter().map(|(slot, page)| (*slot, page)).collect();
             let mut out = Vec::new();
-            tier.store_batch(&given, &mut scratch, &mut out);
+            tier.store_block(&given, 1, &mut scratch, &mut out);
             for ((slot, page), placed) in pages.iter().zip(out) {
                 let Ok(Placed::At(location)) = placed else {
                     panic!("{placed:?}");

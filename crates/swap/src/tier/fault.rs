@@ -159,6 +159,20 @@ impl Tier for FaultyTier {
         }
     }
 
+    fn store_block(
+        &self,
+        pages: &[(Slot, &Page)],
+        level: i32,
+        scratch: &mut Scratch,
+        out: &mut Vec<Result<Placed, StoreError>>,
+    ) {
+        if self.faults.is_armed(Fault::Store) {
+            self.store_batch(pages, scratch, out);
+        } else {
+            self.inner.store_block(pages, level, scratch, out);
+        }
+    }
+
     fn reads(&self, other: TierKind) -> bool {
         self.inner.reads(other)
     }

@@ -1,7 +1,9 @@
 //! Blocks: several pages that are one object.
 
 use crate::common::{MemoryFile, assert_empty, config, noise, space, space_with_file};
-use memfold_swap::{PAGE_SIZE, Page, ScanPolicy, Scratch, Slot, SwapConfig, SwapSpace, TierKind};
+use memfold_swap::{
+    BlockShape, PAGE_SIZE, Page, ScanPolicy, Scratch, Slot, SwapConfig, SwapSpace, TierKind,
+};
 use zsmalloc::HeapSource;
 
 /// Pages that have a third of what they hold in common, and nothing with those of another `family`.
@@ -195,9 +197,9 @@ fn compaction_moves_heads_under_their_records() {
 
 #[test]
 fn every_size_of_block_holds_every_density() {
-    for block_pages in [2, 3, 8, 16] {
+    for pages in [2, 3, 8, 16] {
         let config = SwapConfig {
-            block_pages,
+            blocks: BlockShape { pages, level: 1 },
             ..config()
         };
         let space = SwapSpace::new(HeapSource::new(), config).unwrap();
@@ -216,11 +218,49 @@ fn every_size_of_block_holds_every_density() {
         space.release_bulk(&slots);
         assert_empty(&space);
     }
+    let too_long = BlockShape {
+        pages: 17,
+        level: 1,
+    };
+    for config in [
+        SwapConfig {
+            blocks: too_long,
+            ..config()
+        },
+        SwapConfig {
+            blocks_for_room: too_long,
+            ..config()
+        },
+    ] {
+        assert!(SwapSpace::new(HeapSource::new(), config).is_err());
+    }
+}
+
+#[test]
+fn who_needs_room_now_makes_blocks_of_another_shape() {
     let config = SwapConfig {
-        block_pages: 17,
+        blocks: BlockShape { pages: 0, level: 1 },
+        blocks_for_room: BlockShape { pages: 4, level: 1 },
         ..config()
     };
-    assert!(SwapSpace::new(HeapSource::new(), config).is_err());
+    let space = SwapSpace::new(HeapSource::new(), config).unwrap();
+    let stored = store(&space, 64);
+    pack(&space);
+    assert_eq!(space.usage().block_pages, 0);
+    let later = store(&space, 64);
+    let mut scratch = Scratch::new();
+    for _ in 0..2 {
+        assert_eq!(space.scan_for_room(usize::MAX, &mut scratch).failed, 0);
+    }
+    // Pages that were recompressed alone are not tried again.
+    assert_eq!(space.usage().block_pages, 64);
+    for stored in [stored, later] {
+        assert_all_right(&space, &stored);
+        for (slot, _) in stored {
+            space.release(slot);
+        }
+    }
+    assert_empty(&space);
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use crate::common::{MemoryFile, assert_empty, config};
 use memfold_swap::{
-    Fault, Faults, FaultyTier, PAGE_SIZE, Page, ScanPolicy, Scratch, Slot, SwapConfig, SwapSpace,
-    TierKind,
+    BlockShape, Fault, Faults, FaultyTier, PAGE_SIZE, Page, ScanPolicy, Scratch, Slot, SwapConfig,
+    SwapSpace, TierKind,
 };
 use proptest::prelude::*;
 use zsmalloc::HeapSource;
@@ -23,6 +23,7 @@ enum Operation {
     Scan,
     /// A scan that only recompresses.
     Pack,
+    MakeRoom,
     WriteBack(u64),
     Evacuate(TierKind),
     Compact,
@@ -85,6 +86,7 @@ fn operation() -> impl Strategy<Value = Operation> {
             .prop_map(Operation::Arm),
         3 => Just(Operation::Scan),
         3 => Just(Operation::Pack),
+        2 => Just(Operation::MakeRoom),
         2 => (0..1_000_000_u64).prop_map(Operation::WriteBack),
         1 => prop::sample::select(&[
             TierKind::Recompressed,
@@ -115,7 +117,15 @@ impl Pair {
         let config = SwapConfig {
             pool_capacity_pages: 1 << 12,
             max_slots: 1 << 13,
-            block_pages,
+            blocks: BlockShape {
+                pages: block_pages,
+                level: 1,
+            },
+            // Of the same pages, so that both shapes lie side by side.
+            blocks_for_room: BlockShape {
+                pages: block_pages / 2,
+                level: 3,
+            },
             ..config()
         };
         let wrap = |tier| Box::new(FaultyTier::new(tier, faults.clone())) as Box<_>;
@@ -172,6 +182,11 @@ impl Pair {
                 };
                 let before = self.faults.happened();
                 let report = self.space.scan(policy, usize::MAX, &mut self.scratch);
+                assert_eq!(report.failed, self.faults.happened() - before);
+            }
+            Operation::MakeRoom => {
+                let before = self.faults.happened();
+                let report = self.space.scan_for_room(usize::MAX, &mut self.scratch);
                 assert_eq!(report.failed, self.faults.happened() - before);
             }
             Operation::WriteBack(bytes) => {
