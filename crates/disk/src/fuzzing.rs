@@ -1,9 +1,10 @@
 //! What the fuzz target of the protocol runs on its input. A test runs the same on the corpus.
 
 use crate::disk::Disk;
-use crate::nbd::{Agreed, negotiate, transmit};
-use memfold_swap::{SwapConfig, SwapSpace};
+use crate::nbd::{Agreed, Team, negotiate, transmit_beside};
+use memfold_swap::{PAGE_SIZE, ScanPolicy, Scratch, SwapConfig, SwapSpace};
 use std::io::{self, Read, Write};
+use std::sync::Arc;
 use zsmalloc::HeapSource;
 
 const SIZE: u64 = 1 << 20;
@@ -28,7 +29,33 @@ impl Write for Client<'_> {
     }
 }
 
-/// The first byte says whether the input begins with the negotiation, else what was agreed on.
+/// Fills a quarter of the disk with blocks that are compressed together, so that reads of them are served by a team.
+fn pack(disk: &Disk<HeapSource>) {
+    let mut scratch = Scratch::new();
+    for block in 0..SIZE / 4 / PAGE_SIZE as u64 {
+        let mut page = [0; PAGE_SIZE];
+        let mut noise = 1_u32;
+        for byte in &mut page[..512] {
+            // The same in each, so that they are shorter together.
+            noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            *byte = noise.to_le_bytes()[3];
+        }
+        page[512] = block as u8;
+        disk.write(block * PAGE_SIZE as u64, &page, &mut scratch)
+            .expect("there is room");
+    }
+    let policy = ScanPolicy {
+        recompress: Some(1),
+        write_back: None,
+    };
+    for _ in 0..2 {
+        disk.memory.space.scan(policy, usize::MAX, &mut scratch);
+    }
+    assert!(disk.usage().packed_blocks > 0);
+}
+
+/// The first byte says whether the input begins with the negotiation, else what was agreed on; and whether the disk holds
+/// blocks that are slow to read, and a team serves them.
 ///
 /// # Panics
 /// If the disk takes more memory than its limit, or cannot be read afterwards.
@@ -42,7 +69,11 @@ pub fn nbd(input: &[u8]) {
         ..SwapConfig::default()
     };
     let space = SwapSpace::new(HeapSource::new(), config).expect("a swap space");
-    let disk = Disk::new(space, SIZE, LIMIT).expect("a disk");
+    let disk = Arc::new(Disk::new(space, SIZE, LIMIT).expect("a disk"));
+    let team = (mode & 8 != 0).then(|| {
+        pack(&disk);
+        Team::new(Arc::clone(&disk))
+    });
     let mut client = Client(input);
     let agreed = if mode & 1 == 0 {
         negotiate(&mut client, SIZE).ok()
@@ -54,12 +85,12 @@ pub fn nbd(input: &[u8]) {
     };
     if let Some(agreed) = agreed {
         // It ends wherever the input does.
-        let _ = transmit(&disk, agreed, client, io::sink());
+        let _ = transmit_beside(&disk, team.as_ref(), agreed, (client, io::sink()));
     }
     let usage = disk.usage();
     assert!(usage.peak_bytes <= LIMIT, "{usage:?}");
     let mut all = vec![0; SIZE as usize];
-    disk.read(0, &mut all, &mut memfold_swap::Scratch::new())
+    disk.read(0, &mut all, &mut Scratch::new())
         .expect("every block can be read");
 }
 

@@ -17,6 +17,8 @@ mod wire;
 pub use handshake::{Agreed, HandshakeError, negotiate};
 pub use server::{Connection, MOST_CONNECTIONS, Server, serve_connection};
 pub use transmission::transmit;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use {team::Team, transmission::transmit_beside};
 
 /// Bytes of a connection's buffers. More makes fewer system calls of large requests.
 pub const BUFFER: usize = 256 << 10;

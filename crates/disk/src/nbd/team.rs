@@ -114,7 +114,7 @@ type Jobs<S> = SyncSender<Arc<Batch<S>>>;
 type Start = dyn Fn() -> io::Result<JoinHandle<()>> + Send + Sync;
 
 /// Threads that serve reads beside the connections' own, started when they are needed first. Dropping it ends them.
-pub(super) struct Team<S: PageSource + 'static> {
+pub(crate) struct Team<S: PageSource + 'static> {
     disk: Arc<Disk<S>>,
     /// Whether nothing is served any more.
     ending: Arc<AtomicBool>,
@@ -127,7 +127,7 @@ pub(super) struct Team<S: PageSource + 'static> {
 
 impl<S: PageSource + Send + Sync + 'static> Team<S> {
     /// A team without threads.
-    pub(super) fn new(disk: Arc<Disk<S>>) -> Self {
+    pub(crate) fn new(disk: Arc<Disk<S>>) -> Self {
         let (jobs, queue) = mpsc::sync_channel(QUEUE);
         let queue: Arc<Mutex<Receiver<Arc<Batch<S>>>>> = Arc::new(Mutex::new(queue));
         let start = move || {

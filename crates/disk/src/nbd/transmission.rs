@@ -33,7 +33,7 @@ pub fn transmit<S: PageSource + 'static>(
 }
 
 /// The same with a team of the same disk, which shares slow reads.
-pub(super) fn transmit_beside<S: PageSource + 'static>(
+pub(crate) fn transmit_beside<S: PageSource + 'static>(
     disk: &Disk<S>,
     team: Option<&Team<S>>,
     agreed: Agreed,
