@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn the_fixed_names_are_there() {
-        const NAMES: [&str; 27] = [
+        const NAMES: [&str; 33] = [
             "wall_seconds",
             "size_bytes",
             "limit_bytes",
@@ -109,6 +109,12 @@ mod tests {
             "file_bytes",
             "remote_blocks",
             "remote_bytes",
+            "remote_blocks_out",
+            "remote_blocks_in",
+            "remote_retries",
+            "remote_failures",
+            "remote_lost_blocks",
+            "remote_copies_read",
             "discard_backlog_blocks",
             "read_bytes",
             "written_bytes",

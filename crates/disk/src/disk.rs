@@ -407,6 +407,8 @@ impl<S: PageSource + 'static> Disk<S> {
         let counters = &self.counters;
         let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let used_bytes = self.used_bytes();
+        let remote = self.memory.remote.as_ref();
+        let remote = remote.map(|remote| remote.usage()).unwrap_or_default();
         DiskUsage {
             size_bytes: self.size,
             limit_bytes: self.limit(),
@@ -422,6 +424,12 @@ impl<S: PageSource + 'static> Disk<S> {
             file_bytes: space.file_bytes,
             remote_blocks: space.remote_pages,
             remote_bytes: space.remote_bytes,
+            remote_blocks_out: remote.pages_out,
+            remote_blocks_in: remote.pages_in,
+            remote_retries: remote.retries,
+            remote_failures: remote.store_failures + remote.load_failures,
+            remote_lost_blocks: remote.lost_pages,
+            remote_copies_read: remote.copies_read,
             read_bytes: get(&counters.read_bytes),
             written_bytes: get(&counters.written_bytes),
             discarded_bytes: get(&counters.discarded_bytes),

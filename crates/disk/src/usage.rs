@@ -36,6 +36,18 @@ pub struct DiskUsage {
     pub remote_blocks: u64,
     /// Bytes that they take there.
     pub remote_bytes: u64,
+    /// Blocks that other machines have acknowledged, so far.
+    pub remote_blocks_out: u64,
+    /// Blocks that came back from there, or from a copy in the file, so far.
+    pub remote_blocks_in: u64,
+    /// Requests to other machines that were repeated.
+    pub remote_retries: u64,
+    /// Batches that they did not acknowledge, whose blocks stayed, and blocks that could not be brought back.
+    pub remote_failures: u64,
+    /// Blocks that they were found to have lost.
+    pub remote_lost_blocks: u64,
+    /// Blocks read from their copy in the file instead.
+    pub remote_copies_read: u64,
     /// Bytes read so far.
     pub read_bytes: u64,
     /// Bytes written so far, zeros by `WRITE_ZEROES` not included.
