@@ -2,8 +2,10 @@
 
 use crate::support::{MEMFOLD, MIB, Served, has, run};
 use memfold_testing::store::{StoreServer, store_programs};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// Copies a disk out, which must hold these bytes.
 fn assert_returns(served: &Served, bytes: &[u8]) {
@@ -74,6 +76,37 @@ fn an_image_goes_there_and_back() {
         "{stats}"
     );
     assert!(said.contains("at the peak"), "{said}");
+}
+
+#[test]
+fn an_image_goes_there_and_back_over_tcp() {
+    if !has(&["nbdcopy", "nbdinfo"]) {
+        return;
+    }
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = free.local_addr().expect("an address").to_string();
+    drop(free);
+    let listens = format!("--nbd={address}");
+    let mut server = Command::new(MEMFOLD)
+        .args(["serve", &listens, "--size", "48M", "--limit", "32M"])
+        .spawn()
+        .expect("memfold starts");
+    let began = Instant::now();
+    while TcpStream::connect(&address).is_err() {
+        assert!(began.elapsed() < Duration::from_secs(20), "it listens");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let expected = image(Path::new(&file("image")));
+    let uri = format!("nbd://{address}");
+    let size = run("nbdinfo", &["--size", &uri]);
+    run("nbdcopy", &[&file("image"), &uri]);
+    run("nbdcopy", &[&uri, &file("back")]);
+    server.kill().expect("it runs");
+    server.wait().expect("it ends");
+    assert_eq!(String::from_utf8_lossy(&size.stdout).trim(), "50331648");
+    assert!(std::fs::read(file("back")).expect("a file") == expected);
 }
 
 #[test]
