@@ -1,34 +1,12 @@
 //! redis-server with most of its data out: every key read back, also around BGSAVE.
 
-use crate::support::{Limits, MIB, Program, RedisClient, Running, short_or_long};
+use crate::support::{
+    Limits, MIB, Program, RedisClient, Running, later_value, redis_value, short_or_long,
+};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 const KEYS: usize = 60_000;
-
-/// The value of a key: repeated phrases and a part of its own, about 2:1 compressible.
-fn value(index: usize) -> Vec<u8> {
-    const PHRASE: &[u8] =
-        b"session user account profile created updated expires region language product category ";
-    let mut state = index as u64 ^ 0x9e37_79b9_7f4a_7c15;
-    let length = 900 + index % 800;
-    let mut bytes = Vec::with_capacity(length + 64);
-    while bytes.len() < length {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        let start = (state >> 40) as usize % (PHRASE.len() - 24);
-        bytes.extend_from_slice(&PHRASE[start..start + 24]);
-        bytes.extend_from_slice(format!("{:x},", state >> 24).as_bytes());
-    }
-    bytes.truncate(length);
-    bytes
-}
-
-/// What some keys are overwritten with.
-fn later_value(index: usize) -> Vec<u8> {
-    value(index + 10_000_000)
-}
 
 fn server(folder: &Path, port: u16, limits: Limits) -> (Running, RedisClient) {
     let program = Program::new("redis-server")
@@ -55,15 +33,15 @@ fn redis_keeps_every_key_during_and_after_a_background_save() {
 fn fill_save_and_compare(limits: Limits) {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let (mut running, mut client) = server(folder.path(), RedisClient::free_port(), limits);
-    client.fill(0..KEYS, value);
-    client.verify("filled", 0..KEYS, value);
+    client.fill(0..KEYS, redis_value);
+    client.verify("filled", 0..KEYS, redis_value);
 
     // BGSAVE forks while most of the data is out.  The snapshot must be the data of
     // this moment, although the parent changes a third of the keys meanwhile.
     client.command(&[b"BGSAVE"]);
     client.fill(0..KEYS / 3, later_value);
     client.verify("changed during BGSAVE", 0..KEYS / 3, later_value);
-    client.verify("during BGSAVE", KEYS / 3..KEYS, value);
+    client.verify("during BGSAVE", KEYS / 3..KEYS, redis_value);
     let deadline = Instant::now() + Duration::from_secs(120);
     while client.info("rdb_bgsave_in_progress") != "0" {
         if Instant::now() > deadline {
@@ -73,7 +51,7 @@ fn fill_save_and_compare(limits: Limits) {
     }
     assert_eq!(client.info("rdb_last_bgsave_status"), "ok");
     client.verify("changed, after BGSAVE", 0..KEYS / 3, later_value);
-    client.verify("after BGSAVE", KEYS / 3..KEYS, value);
+    client.verify("after BGSAVE", KEYS / 3..KEYS, redis_value);
     client.shut_down();
     let outcome = running.wait();
     outcome.assert_success();
@@ -82,7 +60,7 @@ fn fill_save_and_compare(limits: Limits) {
 
     // The dump, loaded by a server without a limit.
     let (running, mut client) = server(folder.path(), RedisClient::free_port(), Limits::None);
-    client.verify("loaded from the dump", 0..KEYS, value);
+    client.verify("loaded from the dump", 0..KEYS, redis_value);
     client.shut_down();
     running.wait().assert_success();
 }

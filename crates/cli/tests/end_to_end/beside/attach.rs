@@ -48,7 +48,8 @@ impl Verify {
     }
 }
 
-fn status(pid: u32, field: &str) -> u64 {
+/// A number of `/proc/PID/status`; of memory, in KiB.
+pub(super) fn status(pid: u32, field: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status"));
     let status = status.expect("it runs");
     let line = status.lines().find_map(|line| line.strip_prefix(field));

@@ -5,6 +5,7 @@ mod asked_twice;
 mod attach;
 mod attached;
 mod attached_forks;
+mod attached_redis;
 mod capability;
 mod completions;
 mod containers;

@@ -15,7 +15,7 @@ mod tree;
 pub use heartbeat::Heartbeat;
 pub use judge::{Verdict, judge};
 pub use memfold_testing::skip;
-pub use redis_client::RedisClient;
+pub use redis_client::{RedisClient, later_value, redis_value};
 pub use run::{Limits, Outcome, Program, Running};
 pub use stranger::{OTHER, STRANGER, Stage, as_user};
 pub use terminal::Terminal;

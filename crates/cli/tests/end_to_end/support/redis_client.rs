@@ -164,3 +164,27 @@ impl RedisClient {
 fn key(index: usize) -> Vec<u8> {
     format!("key:{index:012}").into_bytes()
 }
+
+/// The value of a key: repeated phrases and a part of its own, about 2:1 compressible.
+pub fn redis_value(index: usize) -> Vec<u8> {
+    const PHRASE: &[u8] =
+        b"session user account profile created updated expires region language product category ";
+    let mut state = index as u64 ^ 0x9e37_79b9_7f4a_7c15;
+    let length = 900 + index % 800;
+    let mut bytes = Vec::with_capacity(length + 64);
+    while bytes.len() < length {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        let start = (state >> 40) as usize % (PHRASE.len() - 24);
+        bytes.extend_from_slice(&PHRASE[start..start + 24]);
+        bytes.extend_from_slice(format!("{:x},", state >> 24).as_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}
+
+/// What some keys are overwritten with.
+pub fn later_value(index: usize) -> Vec<u8> {
+    redis_value(index + 10_000_000)
+}
