@@ -306,11 +306,12 @@ impl Store {
         commands.push(&cmd("ASKING"), AnswerSize::SHORT);
         request.push_to(&mut commands);
         let mut answers = node.send(&commands, deadline)?.answers(deadline)?;
-        answers.remove(0);
-        match answers.iter().find_map(of_value) {
-            Some(failure) => Err(failure),
-            None => Ok(answers),
+        // An error of `ASKING` comes first: that of the command only follows from it.
+        if let Some(failure) = answers.iter().find_map(of_value) {
+            return Err(failure);
         }
+        answers.remove(0);
+        Ok(answers)
     }
 }
 

@@ -10,7 +10,7 @@ use memfold_testing::skip;
 use memfold_testing::store::{
     HOSTS, Network, Passing, Proxy, StoreCluster, StoreServer, store_programs,
 };
-use support::{World, certificates, folder, options, tls_server};
+use support::{World, certificates, folder, options, tls_server, use_documented_user};
 
 #[test]
 fn pages_go_to_a_server_and_come_back() {
@@ -159,7 +159,9 @@ fn tls_is_spoken_and_other_authorities_are_refused() {
 fn slots_move_to_another_server_while_pages_are_read() {
     let Some(folder) = folder() else { return };
     let cluster = StoreCluster::start(folder.path(), &[]);
-    let options = options(cluster.servers[0].port);
+    let mut options = options(cluster.servers[0].port);
+    // Nothing that memfold sends is beyond the rights that the document gives it.
+    use_documented_user(&cluster.servers, &mut options);
     let mut world = World::new(&options, 3000);
     world.send_all();
     let [from, to, _] = cluster.primaries()[..] else {

@@ -8,7 +8,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use memfold_remote::{Options, RemoteStore};
+use memfold_remote::{Options, Password, RemoteStore};
 use memfold_swap::{LoadError, PAGE_SIZE, Page, ScanPolicy, Scratch, Slot, SwapConfig, SwapSpace};
 use memfold_testing::store::{StoreServer, has_store, store_programs};
 use memfold_testing::{Random, skip};
@@ -27,6 +27,33 @@ pub fn options(port: u16) -> Options {
     let mut options = Options::new(address.parse().unwrap());
     options.patience = Duration::from_secs(20);
     options
+}
+
+/// The command in docs/remote.md that makes a user for memfold alone: user `memfold`, password `PASSWORD`. Its manifest
+/// has the same.
+fn documented_user() -> Vec<String> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/remote.md");
+    let text = std::fs::read_to_string(path).expect("the document");
+    let rights = |start: &str| {
+        let mut lines = text.lines();
+        lines.find_map(|line| line.trim().strip_prefix(start))
+    };
+    let of_user = rights("ACL SETUSER memfold ").expect("a command");
+    assert_eq!(rights("user memfold "), Some(of_user));
+    let words = ["ACL", "SETUSER", "memfold"].into_iter();
+    let words = words.chain(of_user.split_whitespace());
+    words.map(str::to_owned).collect()
+}
+
+/// Makes that user known to these servers, and has it used.
+pub fn use_documented_user(servers: &[StoreServer], options: &mut Options) {
+    let command = documented_user();
+    let command: Vec<&str> = command.iter().map(String::as_str).collect();
+    for server in servers {
+        assert_eq!(server.ask(&command), "OK");
+    }
+    options.user = Some("memfold".to_owned());
+    options.password = Some(Password::new("PASSWORD".to_owned()));
 }
 
 pub fn page(seed: u64) -> Page {
