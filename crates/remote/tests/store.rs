@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use memfold_remote::{OpenError, Options, Password, RemoteStore};
 use memfold_swap::{Corruption, LoadError, Slot};
@@ -10,7 +10,9 @@ use memfold_testing::skip;
 use memfold_testing::store::{
     HOSTS, Network, Passing, Proxy, StoreCluster, StoreServer, store_programs,
 };
-use support::{World, certificates, folder, options, tls_server, use_documented_user};
+use support::{
+    Warnings, World, certificates, folder, options, page, tls_server, use_documented_user,
+};
 
 #[test]
 fn pages_go_to_a_server_and_come_back() {
@@ -94,6 +96,96 @@ fn what_a_server_loses_or_changes_is_refused() {
     assert_eq!(is_corrupt(Corruption::Lost), 64);
     server.ask(&["FLUSHALL"]);
     assert_eq!(is_corrupt(Corruption::Lost), 128);
+}
+
+#[test]
+fn a_server_with_a_log_is_killed_and_has_its_pages_again() {
+    let Some(folder) = folder() else { return };
+    let mut server = StoreServer::start(folder.path(), &["--appendonly", "yes"]);
+    let mut world = World::new(&options(server.port), 1000);
+    world.send_all();
+    server.kill();
+    let away = Duration::from_secs(2);
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(away);
+            server.restart();
+        });
+        world.assert_all_right();
+    });
+    assert!(began.elapsed() >= away, "loads wait for the server");
+    assert!(world.store.tier().usage().retries > 0);
+    world.store_more(300);
+    world.send_all();
+    world.assert_all_right();
+}
+
+#[test]
+fn a_server_that_evicts_is_warned_of_and_what_it_evicts_is_lost() {
+    let Some(folder) = folder() else { return };
+    let warnings = Warnings::collect();
+    let evicts = ["--maxmemory", "5mb", "--maxmemory-policy", "allkeys-random"];
+    let server = StoreServer::start(folder.path(), &evicts);
+    // About 7 MiB.
+    let world = World::new(&options(server.port), 3000);
+    let of_server = format!(
+        "127.0.0.1:{} evicts keys when it is full (allkeys-random)",
+        server.port
+    );
+    assert_eq!(warnings.with(&of_server), 1);
+    world.send_all();
+    let mut lost = 0;
+    for &(slot, seed) in &world.stored {
+        match world.load(slot) {
+            Ok(loaded) => assert!(loaded == page(seed), "{slot:?}"),
+            Err(LoadError::Corrupt { what, .. }) => {
+                assert_eq!(what, Corruption::Lost);
+                lost += 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!((1..3000).contains(&lost), "{lost} of 3000 are lost");
+    assert!(world.store.tier().usage().load_failures >= lost);
+}
+
+/// Has a server ask for another password than memfold has, and takes that back while pages are loaded.
+fn loads_wait_while_the_password_is_another(server: &StoreServer, password: &str) {
+    let mut options = options(server.port);
+    options.password = (!password.is_empty()).then(|| Password::new(password.to_owned()));
+    let world = World::new(&options, 300);
+    world.send_all();
+    let as_other = |command: &[&str]| {
+        let user = ["-a", "other", "--no-auth-warning"];
+        server.ask(&[&user[..], command].concat())
+    };
+    let set = server.ask(&["CONFIG", "SET", "requirepass", "other"]);
+    assert_eq!(set, "OK");
+    let killed: u64 = as_other(&["CLIENT", "KILL", "TYPE", "normal"])
+        .parse()
+        .unwrap();
+    assert!(killed > 0);
+    let shut_out = Duration::from_secs(2);
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(shut_out);
+            assert_eq!(as_other(&["CONFIG", "SET", "requirepass", password]), "OK");
+        });
+        world.assert_all_right();
+    });
+    assert!(began.elapsed() >= shut_out, "loads wait for the password");
+    assert_eq!(world.store.tier().usage().load_failures, 0);
+}
+
+#[test]
+fn loads_wait_while_a_password_is_asked_for_that_memfold_lacks() {
+    let Some(folder) = folder() else { return };
+    let server = StoreServer::start(folder.path(), &[]);
+    loads_wait_while_the_password_is_another(&server, "");
+    let server = StoreServer::start(folder.path(), &["--requirepass", "right"]);
+    loads_wait_while_the_password_is_another(&server, "right");
 }
 
 #[test]

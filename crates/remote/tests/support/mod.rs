@@ -6,6 +6,7 @@
 )]
 
 use std::path::Path;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use memfold_remote::{Options, Password, RemoteStore};
@@ -54,6 +55,41 @@ pub fn use_documented_user(servers: &[StoreServer], options: &mut Options) {
     }
     options.user = Some("memfold".to_owned());
     options.password = Some(Password::new("PASSWORD".to_owned()));
+}
+
+/// The warnings of this process.
+pub struct Warnings(Mutex<Vec<String>>);
+
+impl Warnings {
+    /// Collects them from now on.
+    pub fn collect() -> &'static Warnings {
+        static WARNINGS: Warnings = Warnings(Mutex::new(Vec::new()));
+        // Another test may have done so.
+        if log::set_logger(&WARNINGS).is_ok() {
+            log::set_max_level(log::LevelFilter::Warn);
+        }
+        &WARNINGS
+    }
+
+    /// The number of those with this text.
+    pub fn with(&self, text: &str) -> usize {
+        let all = self.0.lock().unwrap();
+        all.iter().filter(|one| one.contains(text)).count()
+    }
+}
+
+impl log::Log for Warnings {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() <= log::Level::Warn
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if self.enabled(record.metadata()) {
+            self.0.lock().unwrap().push(record.args().to_string());
+        }
+    }
+
+    fn flush(&self) {}
 }
 
 pub fn page(seed: u64) -> Page {
