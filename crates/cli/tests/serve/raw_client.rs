@@ -45,11 +45,29 @@ impl RawClient {
         self.0.write_all(&requests).expect("it reads");
     }
 
+    /// Reads; what is there, or the error number of the reply.
+    pub fn read(&mut self, offset: u64, length: usize) -> Result<Vec<u8>, u32> {
+        let sent = request(READ, offset, length);
+        self.0.write_all(&sent).expect("it reads");
+        match self.error_of_reply() {
+            0 => {
+                let mut data = vec![0; length];
+                self.0.read_exact(&mut data).expect("data");
+                Ok(data)
+            }
+            error => Err(error),
+        }
+    }
+
     /// Writes; the error number of the reply, or 0.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> u32 {
         let mut sent = request(WRITE, offset, data.len());
         sent.extend(data);
         self.0.write_all(&sent).expect("it reads");
+        self.error_of_reply()
+    }
+
+    fn error_of_reply(&mut self) -> u32 {
         let mut reply = [0; 16];
         self.0.read_exact(&mut reply).expect("a reply");
         u32::from_be_bytes([reply[4], reply[5], reply[6], reply[7]])

@@ -76,10 +76,11 @@ impl Served {
     /// Ends it by a signal; its statistics and what it said.
     pub fn end(mut self, signal: nix::sys::signal::Signal) -> (serde_json::Value, String) {
         self.signal(signal);
-        let status = self.child.wait().expect("it ends");
+        // Before it is waited for: it does not end before all that it says fits into the pipe.
         let mut said = String::new();
         let errors = self.child.stderr.take().expect("a pipe");
         { errors }.read_to_string(&mut said).expect("text");
+        let status = self.child.wait().expect("it ends");
         assert!(status.success(), "{status}: {said}");
         assert!(!self.socket().exists(), "the socket is left");
         let stats = std::fs::read_to_string(self.folder.path().join("stats.json"));
