@@ -37,7 +37,18 @@ sleep 1
 redis-cli --cluster create 127.0.0.1:17101 127.0.0.1:17102 127.0.0.1:17103 --cluster-yes > "$folder/log"
 sleep 2
 
-run() { "$memfold" run -q --limit "${limit}M" "$@" -- "$folder/touch" "$mebibytes" "$reads"; }
+run() {
+    "$memfold" run -q --limit "${limit}M" --stats "$folder/stats" "$@" -- "$folder/touch" "$mebibytes" "$reads"
+    # Of faults on pages in the store alone.
+    python3 - "$folder/stats" << 'PYTHON'
+import json
+import sys
+
+latency = json.load(open(sys.argv[1])).get("remote_fault_ns")
+if latency and latency["p99"]:
+    print(f", from the store {latency['p50'] / 1000:.0f} and {latency['p99'] / 1000:.0f}")
+PYTHON
+}
 kernel() {
     fallocate -l $((2 * mebibytes))M "$folder/kernel"
     chmod 600 "$folder/kernel"
@@ -52,8 +63,8 @@ kernel() {
 
 echo "where: pages filled a second, faults a second, p50 and p99 in us"
 for ((round = 0; round < runs; round++)); do
-    echo "one server: $(run --remote valkey://127.0.0.1:17100)"
-    echo "three servers: $(run --remote valkey://127.0.0.1:17101)"
+    echo "one server: $(run --remote valkey://127.0.0.1:17100 | tr -d '\n')"
+    echo "three servers: $(run --remote valkey://127.0.0.1:17101 | tr -d '\n')"
     echo "file: $(run --swap-file "$folder" --swap-size "$((2 * mebibytes))M")"
     if [[ -d "$(dirname "$group")" ]]; then
         echo "kernel swap file: $(kernel)"
