@@ -157,8 +157,11 @@ fn blocks_that_a_store_has_lost_are_errors_and_the_others_are_right() {
     // What is written again is there again.
     assert_eq!(write(&mut client, 0..4), 0);
     assert_eq!(failures(&mut client, 0..4), 0);
-    let (stats, _) = remote.served.end(Signal::SIGTERM);
+    let (stats, said) = remote.served.end(Signal::SIGTERM);
     assert_eq!(stats["failed_reads"], failed);
+    assert!(stats["remote_failures"].as_u64() >= Some(failed), "{stats}");
+    // However many there are.
+    assert_eq!(said.matches("cannot be read back").count(), 1, "{said}");
 }
 
 #[test]

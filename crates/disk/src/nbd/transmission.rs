@@ -12,6 +12,7 @@ use crate::error::DiskError;
 use memfold_swap::Scratch;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use zsmalloc::PageSource;
 
 /// Extents in one reply, at most.
@@ -451,7 +452,15 @@ fn errno_of(error: DiskError) -> Errno {
         DiskError::OutOfRange => Errno::Invalid,
         DiskError::NoSpace => Errno::NoSpace,
         DiskError::Load(error) => {
-            log::error!("a block of the disk cannot be read back: {error}");
+            static SAID: AtomicBool = AtomicBool::new(false);
+            // A lost store has millions of blocks.
+            if SAID.swap(true, Ordering::Relaxed) {
+                log::debug!("a block of the disk cannot be read back: {error}");
+            } else {
+                log::error!(
+                    "a block of the disk cannot be read back: {error}; further ones are counted (failed_reads of `memfold stat --json`)"
+                );
+            }
             Errno::Io
         }
     }
