@@ -1,6 +1,7 @@
 //! Options of a supervisor.
 
 use memfold_swap::{Algorithm, RemoteTier};
+use memfold_sys::probe::Managed;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -132,6 +133,8 @@ pub struct Options {
     pub proactive: bool,
     /// Have the programs' library prepare forks also where the kernel reports them.
     pub prepare_forks: bool,
+    /// Whose pages are taken away, on which bugs of `UFFDIO_MOVE` depend.
+    pub managed: Managed,
     /// The preload library's image (an ELF shared object), written to `runtime_dir`.
     pub agent_image: &'static [u8],
     /// Parent of the run's private directory (control socket, preload library), which has a random name

@@ -26,7 +26,7 @@ use rustix::process::{DumpableBehavior, Resource, getrlimit};
 use std::fs;
 use std::os::unix::fs::FileExt;
 
-pub use move_bugs::{MoveBugs, move_bugs};
+pub use move_bugs::{Managed, MoveBugs, WITH_MOVE, move_bugs};
 pub use mover::{Mover, WITHOUT_MOVE, mover};
 
 use place::Place;

@@ -38,6 +38,7 @@ use crate::summary::{SummaryWhen, summary};
 use attached::AttachedWatch;
 use limits::{limit, swap_file};
 use memfold_pager::{Algorithm, Options, Recompress, RemoteOptions, Supervisor};
+use memfold_sys::probe::{self, Managed};
 use memfold_sys::process::Process;
 use observers::Observers;
 use outcome::Outcome;
@@ -86,6 +87,13 @@ enum Subject<'a> {
 }
 
 impl Subject<'_> {
+    fn managed(&self) -> Managed {
+        match self {
+            Subject::Program(_) => Managed::Started,
+            Subject::Process(_) => Managed::Attached,
+        }
+    }
+
     /// The program's name without its folder, fit for a terminal.
     fn name(&self) -> String {
         match self {
@@ -135,7 +143,7 @@ fn hold(arguments: &HoldOptions, subject: &Subject<'_>) -> Result<ExitCode, Fail
             "cannot create a folder for the run: {reasons}; {remedy}"
         ))
     })?;
-    let mut options = options(arguments, home.path())?;
+    let mut options = options(arguments, subject.managed(), home.path())?;
     limits::note(arguments, options.limit);
     let signals =
         Signals::block().map_err(|error| Failure::own(format!("cannot block signals: {error}")))?;
@@ -202,14 +210,17 @@ fn supervise(
     let command = subject.command();
     let observing = observers.start(supervisor, &subject.name(), &unmanaged)?;
     let name = arguments.name.as_deref().map(shown);
+    if supervisor.carries() {
+        if let Some(bugs) = probe::move_bugs(subject.managed()).forbid {
+            log::warn!("{bugs}");
+        }
+        log::warn!(
+            "UFFDIO_MOVE is not used here (memfold doctor says why): what a device writes to a page while memfold takes it \
+             away is lost; programs that read with O_DIRECT or have io_uring's fixed buffers must lock them (mlock)"
+        );
+    }
     let watched = match subject {
         Subject::Program(program) => {
-            if supervisor.carries() {
-                log::warn!(
-                    "UFFDIO_MOVE does not work here (memfold doctor says why): what a device writes to a page while memfold takes \
-                     it away is lost; programs that read with O_DIRECT or have io_uring's fixed buffers must lock them (mlock)"
-                );
-            }
             let preload = supervisor.preload_path();
             let program = process::start(program, preload, signals, original)?;
             let watch = Watch {
@@ -289,7 +300,11 @@ impl Ending {
     }
 }
 
-fn options(arguments: &HoldOptions, runtime_dir: &Path) -> Result<Options, Failure> {
+fn options(
+    arguments: &HoldOptions,
+    managed: Managed,
+    runtime_dir: &Path,
+) -> Result<Options, Failure> {
     let limit = limit(arguments)?;
     Ok(Options {
         limit,
@@ -313,6 +328,7 @@ fn options(arguments: &HoldOptions, runtime_dir: &Path) -> Result<Options, Failu
         writeback_after: arguments.writeback_after.0,
         proactive: arguments.proactive,
         prepare_forks: arguments.prepare_forks,
+        managed,
         agent_image: AGENT,
         runtime_dir: runtime_dir.to_owned(),
     })

@@ -5,9 +5,10 @@ use super::signals::Signals;
 use crate::failure::{self, Failure};
 use crate::format::printable;
 use crate::remote::SECRETS;
+use memfold_sys::inherited;
 use memfold_sys::memory::kernel_frees_locked;
 use memfold_sys::privilege::is_secure;
-use memfold_sys::{inherited, probe};
+use memfold_sys::probe::{self, Managed};
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{
     DumpableBehavior, Resource, Rlimit, getpid, getrlimit, set_child_subreaper,
@@ -100,10 +101,7 @@ pub fn start(
     for secret in SECRETS {
         command.env_remove(secret);
     }
-    let bugs = probe::move_bugs();
-    if let Some(bug) = &bugs.of_host_swap {
-        log::warn!("{bug}");
-    }
+    let without_huge_pages = probe::move_bugs(Managed::Started).of_huge_pages;
     // SAFETY: all of it is system calls that allocate nothing and take no lock, as code between fork
     // and exec must.
     unsafe {
@@ -113,7 +111,7 @@ pub fn start(
             for (resource, limit) in &limits {
                 setrlimit(*resource, *limit)?;
             }
-            if bugs.of_huge_pages {
+            if without_huge_pages {
                 // What it executes, and its children, inherit this.
                 disable_transparent_huge_pages(true)?;
             }

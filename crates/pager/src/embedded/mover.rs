@@ -9,7 +9,7 @@
 
 use super::config::Mode;
 use memfold_sys::memory::carry_off;
-use memfold_sys::probe::WITHOUT_MOVE;
+use memfold_sys::probe::{Managed, WITHOUT_MOVE, move_bugs};
 use memfold_sys::uffd::{FEATURE_MOVE, Partial, Uffd};
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::ptr::NonNull;
@@ -29,9 +29,13 @@ impl Mover {
     /// # Errors
     /// If the kernel lacks one of `features`, or `UFFDIO_MOVE` where the mode needs it.
     pub(super) fn introduce(uffd: Uffd, features: u64, mode: Mode) -> Result<Mover, Errno> {
-        let moved = match std::env::var_os(WITHOUT_MOVE) {
-            None => uffd.api(features | FEATURE_MOVE),
-            Some(_) => Err(Errno::EINVAL),
+        // Regions have no huge pages.
+        let is_forbidden = std::env::var_os(WITHOUT_MOVE).is_some()
+            || move_bugs(Managed::Started).forbid.is_some();
+        let moved = if is_forbidden {
+            Err(Errno::EINVAL)
+        } else {
+            uffd.api(features | FEATURE_MOVE)
         };
         match moved {
             Ok(_) => Ok(Mover::Userfaultfd),

@@ -89,7 +89,7 @@ impl Supervisor {
         let (directory, listeners) = listen_in_directory(&options.runtime_dir, random_name)?;
         // Both take CAP_SYS_PTRACE.
         let reports_forks = reports_forks();
-        let carries = probe::mover().map_err(StartError::NoMover)? == Mover::Remap;
+        let carries = probe::mover(options.managed).map_err(StartError::NoMover)? == Mover::Remap;
         let preload = directory.join("libmemfold.so");
         let rendezvous = rendezvous(&directory.join(CONTROL), (reports_forks, carries))?;
         let patched = Patched::new(options.agent_image, &rendezvous).ok_or(StartError::Image)?;
@@ -234,7 +234,7 @@ impl Supervisor {
             .collect()
     }
 
-    /// Whether pages of programs are taken away by `mremap`, as `UFFDIO_MOVE` does not work here.
+    /// Whether pages of programs are taken away by `mremap`, as `UFFDIO_MOVE` does not work here or has bugs.
     pub fn carries(&self) -> bool {
         self.group.resources.carries()
     }

@@ -1,9 +1,10 @@
 //! Bugs of the kernel's `UFFDIO_MOVE` that are known, by the version that fixed them, and what is done about them.
 //!
-//! Distributions fix bugs without changing the version, so no kernel is refused. Programs are started without huge pages
-//! where those are what a bug takes. Nothing but the host's administrator can keep its swap away, or pinned pages.
+//! Distributions fix bugs without changing the version, so no kernel is refused: where a bug may show, pages are taken
+//! away by `mremap`, unless [`WITH_MOVE`] is set. Programs are started without huge pages where those are what a bug takes;
+//! one that runs already may have some. Pinned pages nobody can keep away.
 
-use super::mover::{Mover, mover};
+use super::mover::works;
 use super::{Check, read_line, swap_areas};
 use crate::huge::Setting;
 
@@ -66,39 +67,64 @@ impl Bug {
     }
 }
 
+/// Set in the environment, it has memfold use `UFFDIO_MOVE` whatever bugs this version of the kernel has, for kernels whose
+/// distribution has fixed them.
+pub const WITH_MOVE: &str = "MEMFOLD_WITH_MOVE";
+
+/// Whose pages are moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Managed {
+    /// Of what is started without huge pages where that matters.
+    Started,
+    /// Of a program that runs already.
+    Attached,
+}
+
 /// Those that this kernel may have, and that can show on this host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MoveBugs {
     /// Programs should get no huge pages.
     pub of_huge_pages: bool,
-    /// What the host's swap can bring about, in a sentence; none if it cannot.
-    pub of_host_swap: Option<String>,
+    /// Why pages are not moved by `UFFDIO_MOVE`, in a sentence; none if they are.
+    pub forbid: Option<String>,
 }
 
 /// The bugs to stay clear of.
 #[must_use]
-pub fn move_bugs() -> MoveBugs {
-    if mover() == Ok(Mover::Userfaultfd) {
-        to_avoid(&release(), may_show)
-    } else {
-        MoveBugs::default()
+pub fn move_bugs(of: Managed) -> MoveBugs {
+    if !works() {
+        return MoveBugs::default();
+    }
+    let bugs = to_avoid((&release(), of), may_show);
+    match std::env::var_os(WITH_MOVE) {
+        Some(_) => MoveBugs {
+            forbid: None,
+            ..bugs
+        },
+        None => bugs,
     }
 }
 
-fn to_avoid(release: &str, may_show: impl Fn(Trigger) -> bool) -> MoveBugs {
+fn to_avoid((release, managed): (&str, Managed), may_show: impl Fn(Trigger) -> bool) -> MoveBugs {
     let present = version_of(release).map(present_in).unwrap_or_default();
     let of = |trigger| {
         let bugs = present.iter().copied();
         let bugs: Vec<&Bug> = bugs.filter(|bug| bug.trigger == trigger).collect();
         (!bugs.is_empty() && may_show(trigger)).then_some(bugs)
     };
+    let of_huge_pages = of(Trigger::HugePages);
+    let mut forbid = of(Trigger::HostSwap).unwrap_or_default();
+    if managed == Managed::Attached {
+        forbid.extend(of_huge_pages.iter().flatten());
+    }
     MoveBugs {
-        of_huge_pages: of(Trigger::HugePages).is_some(),
-        of_host_swap: of(Trigger::HostSwap).map(|bugs| {
+        of_huge_pages: of_huge_pages.is_some(),
+        forbid: (!forbid.is_empty()).then(|| {
             format!(
-                "unless its distribution has fixed it, Linux {release} with swap of the host has {}: {}",
-                names(&bugs),
-                remedy(&bugs)
+                "UFFDIO_MOVE of Linux {release} has {}, so pages are taken away by mremap, which takes longer: {}, or, if its \
+                 distribution has fixed it, set {WITH_MOVE}=1",
+                names(&forbid),
+                remedy(&forbid)
             )
         }),
     }
@@ -106,7 +132,7 @@ fn to_avoid(release: &str, may_show: impl Fn(Trigger) -> bool) -> MoveBugs {
 
 /// Whether this kernel has such bugs, and whether they can show on this host.
 pub(super) fn check() -> Check {
-    if mover() == Ok(Mover::Userfaultfd) {
+    if works() {
         of_release(&release(), may_show)
     } else {
         Check::note(NAME, "UFFDIO_MOVE is not used", None)
@@ -165,10 +191,17 @@ fn of_release(release: &str, may_show: impl Fn(Trigger) -> bool) -> Check {
         "{} in {release}, if the distribution has not fixed it",
         names(&now)
     );
-    if now.iter().any(|bug| bug.trigger == Trigger::HugePages) {
-        found.push_str("; programs are started without huge pages");
+    let any = |trigger| now.iter().any(|bug| bug.trigger == trigger);
+    if any(Trigger::HostSwap) {
+        found.push_str("; pages are taken away by mremap");
+    } else if any(Trigger::HugePages) {
+        found.push_str("; programs are started without huge pages, and pages of attached ones taken away by mremap");
     }
-    Check::note(NAME, found, Some(&remedy(&now)))
+    let remedy = format!(
+        "{}, or, if its distribution has fixed it, set {WITH_MOVE}=1",
+        remedy(&now)
+    );
+    Check::note(NAME, found, Some(&remedy))
 }
 
 fn needs(bugs: &[&Bug]) -> &'static str {
@@ -253,22 +286,31 @@ mod tests {
 
     #[test]
     fn triggers_are_kept_away_from_kernels_that_have_the_bug() {
-        let of = |release| to_avoid(release, |_| true);
+        let of = |release| to_avoid((release, Managed::Started), |_| true);
         let bugs = of("6.12.30");
         assert!(bugs.of_huge_pages);
-        let swap = bugs.of_host_swap.expect("a sentence");
+        let swap = bugs.forbid.expect("a sentence");
         assert!(
             swap.contains("CVE-2025-38242") && swap.contains("swapoff"),
             "{swap}"
         );
         let of_migration = MoveBugs {
             of_huge_pages: true,
-            of_host_swap: None,
+            forbid: None,
         };
         assert_eq!(of("6.16.3"), of_migration);
+        let attached = to_avoid(("6.16.3", Managed::Attached), |_| true);
+        let huge = attached.forbid.expect("a sentence");
+        assert!(
+            huge.contains("migration") && !huge.contains("swapoff"),
+            "{huge}"
+        );
         for release in ["6.12.43", "6.18.1", "5.14.0-611.el9.x86_64", "unknown"] {
             assert_eq!(of(release), MoveBugs::default(), "{release}");
         }
-        assert_eq!(to_avoid("6.12.30", |_| false), MoveBugs::default());
+        assert_eq!(
+            to_avoid(("6.12.30", Managed::Attached), |_| false),
+            MoveBugs::default()
+        );
     }
 }

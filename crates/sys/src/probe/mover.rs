@@ -1,5 +1,6 @@
 //! By what programs' pages are taken away: `UFFDIO_MOVE`, or `mremap` where the kernel has none.
 
+use super::move_bugs::{Managed, move_bugs};
 use super::{Check, NEWER_KERNEL, errno_of};
 use crate::memory::Mapping;
 use crate::owned_uffd::{self, borrow};
@@ -18,14 +19,19 @@ pub enum Mover {
     Remap,
 }
 
-/// By what programs' pages are taken away on this kernel: what works when it is tried.
+/// Whether `UFFDIO_MOVE` works when it is tried.
+pub(super) fn works() -> bool {
+    /// A page may be busy for a moment, and the other way is slower.
+    const ATTEMPTS: usize = 10;
+    std::env::var_os(WITHOUT_MOVE).is_none() && (0..ATTEMPTS).any(|_| try_move() == Ok(true))
+}
+
+/// By what pages of these are taken away on this kernel: what works when it is tried, and has no known bug that may show.
 ///
 /// # Errors
-/// If neither does.
-pub fn mover() -> Result<Mover, Errno> {
-    /// A page may be busy for a moment, and the other way is slower, and less safe.
-    const ATTEMPTS: usize = 10;
-    if std::env::var_os(WITHOUT_MOVE).is_none() && (0..ATTEMPTS).any(|_| try_move() == Ok(true)) {
+/// If neither works.
+pub fn mover(of: Managed) -> Result<Mover, Errno> {
+    if works() && move_bugs(of).forbid.is_none() {
         return Ok(Mover::Userfaultfd);
     }
     if try_carry()? {
@@ -39,7 +45,10 @@ pub(super) fn check() -> Check {
     const NAME: &str = "userfaultfd-move";
     let why = match try_move() {
         _ if std::env::var_os(WITHOUT_MOVE).is_some() => format!("{WITHOUT_MOVE} is set"),
-        Ok(true) => return Check::ok(NAME, "a page was moved (UFFDIO_MOVE)"),
+        Ok(true) if move_bugs(Managed::Started).forbid.is_none() => {
+            return Check::ok(NAME, "a page was moved (UFFDIO_MOVE)");
+        }
+        Ok(true) => "a page was moved (UFFDIO_MOVE), but see uffdio-move-bugs".to_owned(),
         Ok(false) => "a page moved by UFFDIO_MOVE arrived changed".to_owned(),
         Err(_) if !has_move() => "this kernel has no UFFDIO_MOVE (Linux 6.8)".to_owned(),
         Err(errno) => format!("UFFDIO_MOVE: {errno}"),
@@ -127,14 +136,14 @@ mod tests {
 
     #[test]
     fn what_is_used_is_what_works() {
-        let moves = std::env::var_os(WITHOUT_MOVE).is_none() && try_move() == Ok(true);
+        let moves = works() && move_bugs(Managed::Started).forbid.is_none();
         let expected = if moves {
             Mover::Userfaultfd
         } else {
             Mover::Remap
         };
-        assert_eq!(mover(), Ok(expected));
-        let by_move = check().found.contains("a page was moved");
+        assert_eq!(mover(Managed::Started), Ok(expected));
+        let by_move = !check().found.contains("mremap");
         assert_eq!(by_move, moves);
     }
 }

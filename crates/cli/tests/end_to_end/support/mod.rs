@@ -159,7 +159,7 @@ pub fn is_long() -> bool {
 /// # Panics
 /// If that line is not there where the tests forbid `UFFDIO_MOVE`, or is there more than once, or elsewhere.
 pub fn said_but_of_the_kernel(errors: &str) -> Vec<&str> {
-    let is_of_the_kernel = |line: &&str| line.contains("UFFDIO_MOVE does not work here");
+    let is_of_the_kernel = |line: &&str| line.contains("UFFDIO_MOVE is not used here");
     let (of_the_kernel, others): (Vec<_>, Vec<_>) = errors.lines().partition(is_of_the_kernel);
     assert_eq!(
         of_the_kernel.len(),
