@@ -2,7 +2,8 @@
 # Boots a kernel that has no UFFDIO_MOVE, and runs carry.sh there:
 # tests/kernels/without-move.sh MEMFOLD [SECONDS [KERNEL]]
 #
-# SECONDS of torture, by default 20. KERNEL is a folder as fetch.sh makes it, by default of Debian's (6.1). Needs what run.sh needs, a C compiler and Redis.
+# SECONDS of torture, by default 20. KERNEL is a folder as fetch.sh makes it, by default Debian 12's (6.1). With SHORT in the
+# environment, forks and Redis are left out. Needs what run.sh needs, a C compiler, and Redis.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 memfold="${1:?the binary}" seconds="${2:-20}"
@@ -13,8 +14,9 @@ cc -O2 -pthread -o "$work/verify" $sources/verify.c
 cc -O2 -pthread -o "$work/forktree" $sources/forktree.c
 cc -O2 -pthread -o "$work/torture" $sources/torture.c $sources/torture_owner.c $sources/torture_threads.c
 strip -o "$work/memfold" "$memfold"
-kernel="${3:-$(tests/kernels/fetch.sh "${CARGO_TARGET_DIR:-target}/tmp/kernels")}"
+kernel="${3:-$(tests/kernels/fetch.sh --suite bookworm "${CARGO_TARGET_DIR:-target}/tmp/kernels")}"
 programs=()
 for program in memfold verify forktree torture; do programs+=(--program "$work/$program"); done
-tests/kernels/run.sh --memory 1G --seconds 600 "${programs[@]}" --program redis-server --program redis-cli \
-    --set SECONDS_OF_TORTURE="$seconds" "$kernel" tests/kernels/carry.sh
+[[ -n "${SHORT:-}" ]] || programs+=(--program redis-server --program redis-cli)
+tests/kernels/run.sh --memory 1G --seconds 600 "${programs[@]}" --set SECONDS_OF_TORTURE="$seconds" \
+    --set SHORT="${SHORT:-}" "$kernel" tests/kernels/carry.sh
