@@ -186,10 +186,12 @@ int main(int count, char **arguments)
     if (verifier_count < 1 || verifier_count > MAX_VERIFIERS || count % 2 == 0)
         return 2;
     disturbances_on = parse_disturbances(list);
-    /* Let malloc never ask for more by brk, which one of the disturbers moves. */
+    /* Let malloc never ask for more by brk, which one of the disturbers moves. (musl's takes that from mmap.) */
+#ifdef __GLIBC__
     mallopt(M_TOP_PAD, 16 << 20);
     mallopt(M_TRIM_THRESHOLD, 1 << 30);
     free(malloc(64));
+#endif
     for (int i = 0; i < verifier_count; i++)
         set_up_verifier(i, megabytes * 256 / (unsigned)verifier_count / REGIONS, seed);
     pthread_t threads[MAX_VERIFIERS];

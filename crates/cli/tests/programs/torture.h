@@ -10,6 +10,12 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+/* Linux 5.14; musl before 1.2.4 lacks them. */
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+
 #define REGIONS 4
 #define MAX_VERIFIERS 32
 

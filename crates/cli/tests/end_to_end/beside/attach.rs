@@ -3,12 +3,12 @@
 use crate::support::{STRANGER, Stage, compiled, memfold, rounds, source, torture};
 use std::fs;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// `verify` at work, which appends to its results what is wrong.
-struct Verify {
+pub(super) struct Verify {
     program: Child,
     results: PathBuf,
     _folder: tempfile::TempDir,
@@ -16,9 +16,14 @@ struct Verify {
 
 impl Verify {
     fn start() -> Verify {
+        Verify::of(&compiled("verify", &["verify.c"], &[]))
+    }
+
+    /// As another compiler made it.
+    pub(super) fn of(program: &Path) -> Verify {
         let folder = tempfile::tempdir().expect("a temporary directory");
         let results = folder.path().join("results");
-        let mut program = Command::new(compiled("verify", &["verify.c"], &[]));
+        let mut program = Command::new(program);
         program.args(["48", "0"]).arg(&results);
         let program = program.stdout(Stdio::null()).spawn().expect("it starts");
         let verify = Verify {
@@ -36,6 +41,29 @@ impl Verify {
 
     fn resident(&self) -> u64 {
         resident(self.pid())
+    }
+
+    /// Attaches and detaches it so many times; each time it is paged out. Every other time memfold is told to end.
+    pub(super) fn assert_attached_and_detached(&mut self, cycles: u32) {
+        let pid = self.pid();
+        for cycle in 0..cycles {
+            let attach = attach(pid);
+            wait_until("it is under the limit", || self.resident() < 24 << 20);
+            if cycle % 2 == 0 {
+                let output = detach(pid);
+                assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+                assert_eq!(
+                    text(&output.stdout),
+                    format!("process {pid} has all its memory back, and runs without memfold\n")
+                );
+            } else {
+                let term = nix::sys::signal::Signal::SIGTERM;
+                let memfold = nix::unistd::Pid::from_raw(attach.id().cast_signed());
+                nix::sys::signal::kill(memfold, term).expect("it is there");
+            }
+            assert_ended_well(attach);
+            self.assert_free();
+        }
     }
 
     /// It goes on as it would without memfold.
@@ -77,7 +105,7 @@ pub(super) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-fn attach(pid: u32) -> Child {
+pub(super) fn attach(pid: u32) -> Child {
     attach_under("16M", pid)
 }
 
@@ -111,26 +139,7 @@ pub(super) fn assert_ended_well(mut attach: Child) {
 #[test]
 fn a_running_program_is_attached_and_detached_again_and_again() {
     beside!(&["cc"]);
-    let mut verify = Verify::start();
-    let pid = verify.pid();
-    for cycle in 0..4 * rounds() {
-        let attach = attach(pid);
-        wait_until("it is under the limit", || verify.resident() < 24 << 20);
-        if cycle % 2 == 0 {
-            let output = detach(pid);
-            assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-            assert_eq!(
-                text(&output.stdout),
-                format!("process {pid} has all its memory back, and runs without memfold\n")
-            );
-        } else {
-            let term = nix::sys::signal::Signal::SIGTERM;
-            let memfold = nix::unistd::Pid::from_raw(attach.id().cast_signed());
-            nix::sys::signal::kill(memfold, term).expect("it is there");
-        }
-        assert_ended_well(attach);
-        verify.assert_free();
-    }
+    Verify::start().assert_attached_and_detached(4 * rounds());
 }
 
 /// Its collector's threads run while one of them is stopped.
@@ -162,14 +171,14 @@ fn a_python_program_with_threads_forks_while_it_is_held_and_afterwards() {
 }
 
 /// A program that checks its own data, with its arguments.
-fn command(words: &[&str]) -> Command {
+pub(super) fn command(words: &[&str]) -> Command {
     let mut command = Command::new(words[0]);
     command.args(&words[1..]).stdout(Stdio::piped());
     command
 }
 
 /// Attaches and detaches a program until it ends. Returns what it printed, and how often that was.
-fn cycles_until_its_end(words: &[&str], limit: &str) -> (Output, u32) {
+pub(super) fn cycles_until_its_end(words: &[&str], limit: &str) -> (Output, u32) {
     let mut program = command(words).spawn().expect("it starts");
     let mut cycles = 0;
     while program.try_wait().expect("a status").is_none() {

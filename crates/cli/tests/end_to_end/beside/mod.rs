@@ -24,6 +24,7 @@ mod leftovers;
 mod live_control;
 mod mappings;
 mod observers;
+mod other_libraries;
 mod own_userfaultfd;
 mod pass_through;
 mod podman;

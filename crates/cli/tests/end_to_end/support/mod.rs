@@ -83,25 +83,31 @@ pub fn source(name: &str) -> PathBuf {
 
 /// A C program of `tests/programs`, compiled once a test run.
 pub fn compiled(name: &str, sources: &[&str], options: &[&str]) -> PathBuf {
+    compiled_by("cc", name, sources, options)
+}
+
+/// The same, by another compiler.
+pub fn compiled_by(compiler: &str, name: &str, sources: &[&str], options: &[&str]) -> PathBuf {
     static ALL: Mutex<BTreeMap<String, Arc<OnceLock<PathBuf>>>> = Mutex::new(BTreeMap::new());
     let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
     let one = Arc::clone(all.entry(name.to_owned()).or_default());
     // Others are compiled meanwhile.
     drop(all);
-    one.get_or_init(|| compile(name, sources, options)).clone()
+    one.get_or_init(|| compile(compiler, name, sources, options))
+        .clone()
 }
 
-fn compile(name: &str, sources: &[&str], options: &[&str]) -> PathBuf {
+fn compile(compiler: &str, name: &str, sources: &[&str], options: &[&str]) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let status = Command::new("cc")
+    let status = Command::new(compiler)
         .args(["-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
         .arg(&path)
         .args(sources.iter().map(|file| source(file)))
         .args(options)
         .stdin(Stdio::null())
         .status()
-        .expect("cc runs");
-    assert!(status.success(), "cc could not compile {name}");
+        .unwrap_or_else(|error| panic!("{compiler} cannot be started: {error}"));
+    assert!(status.success(), "{compiler} could not compile {name}");
     path
 }
 
