@@ -32,6 +32,7 @@ mod postcopy;
 mod prepared;
 mod processes;
 mod redirected;
+mod refused;
 mod remote;
 mod repeat;
 mod stage_mapped_over;
