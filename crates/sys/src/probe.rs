@@ -13,6 +13,7 @@ mod move_bugs;
 mod mover;
 mod newer;
 mod place;
+mod remedy;
 
 use crate::memory::check_page_size;
 use crate::owned_uffd::{self, borrow};
@@ -179,32 +180,34 @@ fn create() -> Check {
         Ok(_) => Check::missing(
             NAME,
             "memfold may create a userfaultfd, the programs it starts may not",
-            device_remedy(),
+            granting(),
         ),
         Err(Errno(libc::ENOSYS)) => Check::missing(
             NAME,
             "the kernel has no userfaultfd, or a container hides it",
-            format!(
-                "use a kernel with CONFIG_USERFAULTFD=y; {}",
-                device_remedy()
-            ),
+            format!("use a kernel with CONFIG_USERFAULTFD=y; {}", granting()),
         ),
         Err(_) if has_capability(CAP_SYS_PTRACE) || allowed_to_all => Check::missing(
             NAME,
             "refused by a seccomp filter (Docker's default profile has one), and /dev/userfaultfd does not open",
-            device_remedy(),
+            granting(),
         ),
         Err(_) => Check::missing(
             NAME,
             "a userfaultfd that serves the kernel's faults is not permitted to this user",
-            device_remedy(),
+            granting(),
         ),
     }
 }
 
+/// [`device_remedy`] with what its grantor should know.
+fn granting() -> String {
+    format!("{}. {}", device_remedy(), remedy::BEFORE_GRANTING)
+}
+
 fn device_remedy() -> String {
     let error = open_device().err().unwrap_or(Errno(libc::EACCES));
-    place::device_remedy(place::place(), error)
+    remedy::device_remedy(place::place(), error)
 }
 
 fn features() -> Check {

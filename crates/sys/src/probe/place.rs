@@ -1,11 +1,6 @@
-//! Whether this is a container, whose it is, and the command that gives it what it lacks.
+//! Whether this is a container or the job of a runner or of a cluster, and whose.
 
-use crate::Errno;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-
-const DEVICE: &str = "/dev/userfaultfd";
 
 /// What runs this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,31 +13,57 @@ pub(super) enum Place {
     Podman,
     /// A pod of Kubernetes.
     Kubernetes,
+    /// A container of Apptainer or Singularity.
+    Apptainer,
     /// Another container.
     Container,
+    /// A job of GitHub Actions, on its runner itself.
+    GitHub,
+    /// The container of such a job.
+    GitHubContainer,
+    /// A job of GitLab CI, on its runner itself.
+    GitLab,
+    /// The container of such a job.
+    GitLabContainer,
+    /// A job of Slurm.
+    Slurm,
 }
 
 /// Found once; nothing of it changes while a process runs.
 pub(super) fn place() -> Place {
-    let container = std::env::var("container").ok();
-    let is_there = |path: &str| Path::new(path).exists();
-    let pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
-        || is_there("/var/run/secrets/kubernetes.io");
-    place_by(is_there, container.as_deref(), pod)
+    place_by(
+        |path| Path::new(path).exists(),
+        |name| std::env::var(name).ok().filter(|value| !value.is_empty()),
+    )
 }
 
-fn place_by(is_there: impl Fn(&str) -> bool, container: Option<&str>, pod: bool) -> Place {
-    // A pod may be made by Docker or with Podman's libraries: what asks for devices is Kubernetes then.
-    if pod {
-        Place::Kubernetes
-    } else if is_there("/run/.containerenv") || container == Some("podman") {
-        Place::Podman
+fn place_by(is_there: impl Fn(&str) -> bool, variable: impl Fn(&str) -> Option<String>) -> Place {
+    let is_set = |name| variable(name).is_some();
+    let engine = variable("container");
+    // A pod may be made by Docker or with Podman's libraries, and run a job: what asks for devices is Kubernetes then.
+    if is_set("KUBERNETES_SERVICE_HOST") || is_there("/var/run/secrets/kubernetes.io") {
+        return Place::Kubernetes;
+    }
+    // It may be in a job of Slurm.
+    if is_set("APPTAINER_CONTAINER") || is_set("SINGULARITY_CONTAINER") {
+        return Place::Apptainer;
+    }
+    let container = if is_there("/run/.containerenv") || engine.as_deref() == Some("podman") {
+        Some(Place::Podman)
     } else if is_there("/.dockerenv") {
-        Place::Docker
-    } else if container.is_some() {
-        Place::Container
+        Some(Place::Docker)
     } else {
-        Place::Host
+        engine.map(|_| Place::Container)
+    };
+    // Their variables are in a container only if the runner made it. Slurm's may be passed on to one of a user's.
+    match container {
+        Some(_) if is_set("GITHUB_ACTIONS") => Place::GitHubContainer,
+        Some(_) if is_set("GITLAB_CI") => Place::GitLabContainer,
+        Some(container) => container,
+        None if is_set("GITHUB_ACTIONS") => Place::GitHub,
+        None if is_set("GITLAB_CI") => Place::GitLab,
+        None if is_set("SLURM_JOB_ID") => Place::Slurm,
+        None => Place::Host,
     }
 }
 
@@ -54,161 +75,57 @@ impl Place {
             Place::Docker => "a container of Docker",
             Place::Podman => "a container of Podman",
             Place::Kubernetes => "a pod of Kubernetes",
+            Place::Apptainer => "a container of Apptainer",
             Place::Container => "a container",
+            Place::GitHub => "no container, a job of GitHub Actions",
+            Place::GitHubContainer => "the container of a job of GitHub Actions",
+            Place::GitLab => "no container, a job of GitLab CI",
+            Place::GitLabContainer => "the container of a job of GitLab CI",
+            Place::Slurm => "no container, a job of Slurm",
         }
     }
-
-    /// The option that starts a container with the device, in its engine's words.
-    fn with_device(self, more: &str) -> String {
-        match self {
-            Place::Docker | Place::Host => format!("docker run --device {DEVICE}{more} …"),
-            Place::Podman => format!("podman run --device {DEVICE}{more} …"),
-            Place::Container => format!("the option --device {DEVICE}{more}, or its engine's like"),
-            Place::Kubernetes => {
-                "a device plug-in, and a limit of the container that asks for it".to_owned()
-            }
-        }
-    }
-}
-
-/// What makes `/dev/userfaultfd` open, which now fails with `error`.
-pub(super) fn device_remedy(place: Place, error: Errno) -> String {
-    let device = fs::metadata(DEVICE).ok();
-    let device = device.map(|found| Device {
-        group: found.gid(),
-        mode: found.mode(),
-        is_unmapped: found.uid() == overflow_user() && is_in_user_namespace(),
-    });
-    remedy(place, error, device)
-}
-
-/// The device as it is seen here.
-#[derive(Debug, Clone, Copy)]
-struct Device {
-    group: u32,
-    mode: u32,
-    /// Its owner is a user that this user namespace does not have: as in rootless containers, to which the engine gives
-    /// the host's own device.
-    is_unmapped: bool,
-}
-
-fn remedy(place: Place, error: Errno, device: Option<Device>) -> String {
-    const OF_USER: &str =
-        "sudo chgrp \"$(id -gn)\" /dev/userfaultfd && sudo chmod g+rw /dev/userfaultfd";
-    const OF_GROUP: &str =
-        "sudo chgrp memfold /dev/userfaultfd && sudo chmod g+rw /dev/userfaultfd";
-    const BY_GROUP: &str = " --group-add \"$(stat -c %g /dev/userfaultfd)\"";
-    const ALL_USERS: &str = "or for all users: sudo sysctl -w vm.unprivileged_userfaultfd=1";
-    let recipes = "(docs/containers.md)";
-    match (place, device) {
-        (Place::Host, None) => format!(
-            "sudo sysctl -w vm.unprivileged_userfaultfd=1   (until the next boot; in /etc/sysctl.d to keep it); in a \
-             container: {} (docs/containers.md has others)",
-            place.with_device("")
-        ),
-        (Place::Host, Some(device)) if !device.is_unmapped && error != Errno(libc::EPERM) => {
-            format!(
-                "{OF_USER}   (until the next boot; {ALL_USERS}, and the same in /etc/sysctl.d to keep it)"
-            )
-        }
-        // The cgroup of the container does not allow the device, though its folder has it.
-        (_, None) | (Place::Kubernetes, _) => {
-            format!(
-                "start the container with the device: {} {recipes}",
-                place.with_device("")
-            )
-        }
-        (_, Some(_)) if error == Errno(libc::EPERM) => {
-            format!(
-                "start the container with the device: {} {recipes}",
-                place.with_device("")
-            )
-        }
-        (Place::Podman, Some(device)) if device.is_unmapped => format!(
-            "on the host: {OF_USER}   (until the next boot); then {} {recipes}",
-            place.with_device(" --group-add keep-groups")
-        ),
-        (_, Some(device)) if device.is_unmapped => format!(
-            "let the host's user open the device, on the host: {OF_USER}   (until the next boot) {recipes}"
-        ),
-        // A group may, of which this user is no member.
-        (_, Some(device)) if device.mode & 0o060 == 0o060 && device.group != 0 => format!(
-            "start the container with the device's group: {} {recipes}",
-            place.with_device(&format!(" --group-add {}", device.group))
-        ),
-        (_, Some(_)) => format!(
-            "on the host: sudo groupadd -f memfold && {OF_GROUP}   (until the next boot; memfold's packages do it), then {}; \
-             or run chmod 666 {DEVICE} as root in this container, which has a device of its own {recipes}",
-            place.with_device(BY_GROUP)
-        ),
-    }
-}
-
-/// Whether this user namespace is another one than the host's first.
-fn is_in_user_namespace() -> bool {
-    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    !map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
-}
-
-/// What `stat` shows in place of users that a namespace does not have.
-fn overflow_user() -> u32 {
-    let text = fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default();
-    text.trim().parse().unwrap_or(65534)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const EACCES: Errno = Errno(libc::EACCES);
-    const ROOTS: Device = Device {
-        group: 0,
-        mode: 0o600,
-        is_unmapped: false,
-    };
-
-    #[test]
-    fn engines_are_told_apart() {
-        let nothing = |_: &str| false;
-        assert_eq!(place_by(nothing, None, false), Place::Host);
-        assert_eq!(
-            place_by(|path| path == "/.dockerenv", None, false),
-            Place::Docker
-        );
-        assert_eq!(
-            place_by(|path| path == "/run/.containerenv", None, false),
-            Place::Podman
-        );
-        assert_eq!(place_by(nothing, Some("podman"), false), Place::Podman);
-        assert_eq!(place_by(nothing, Some("lxc"), false), Place::Container);
-        assert_eq!(
-            place_by(|path| path == "/.dockerenv", None, true),
-            Place::Kubernetes
-        );
+    fn found(file: &str, variables: &[&str]) -> Place {
+        place_by(
+            |path| path == file,
+            |name| {
+                let found = variables
+                    .iter()
+                    .find_map(|set| set.strip_prefix(name)?.strip_prefix('='));
+                found.map(str::to_owned)
+            },
+        )
     }
 
     #[test]
-    fn a_remedy_names_the_engine_and_what_it_lacks() {
-        let without = remedy(Place::Podman, Errno(libc::ENOENT), None);
-        assert!(without.contains("podman run --device /dev/userfaultfd …"));
-        let filtered = remedy(Place::Docker, Errno(libc::EPERM), Some(ROOTS));
-        assert!(filtered.contains("docker run --device /dev/userfaultfd …"));
-        let group = Device {
-            group: 4711,
-            mode: 0o660,
-            ..ROOTS
-        };
-        let of_group = remedy(Place::Docker, EACCES, Some(group));
-        assert!(of_group.contains("docker run --device /dev/userfaultfd --group-add 4711 …"));
-        let rootless = Device {
-            is_unmapped: true,
-            ..ROOTS
-        };
-        let rootless = remedy(Place::Podman, EACCES, Some(rootless));
-        assert!(rootless.contains("--group-add keep-groups"));
-        let roots = remedy(Place::Docker, EACCES, Some(ROOTS));
-        assert!(roots.starts_with("on the host: ") && roots.contains("chmod 666"));
-        let host = remedy(Place::Host, EACCES, Some(ROOTS));
-        assert!(host.starts_with("sudo chgrp") && !host.contains("docker"));
+    fn engines_are_told_apart() {
+        assert_eq!(found("", &[]), Place::Host);
+        assert_eq!(found("/.dockerenv", &[]), Place::Docker);
+        assert_eq!(found("/run/.containerenv", &[]), Place::Podman);
+        assert_eq!(found("", &["container=podman"]), Place::Podman);
+        assert_eq!(found("", &["container=lxc"]), Place::Container);
+        let pod = ["KUBERNETES_SERVICE_HOST=10.0.0.1", "GITHUB_ACTIONS=true"];
+        assert_eq!(found("/.dockerenv", &pod), Place::Kubernetes);
+    }
+
+    #[test]
+    fn jobs_are_told_apart_from_their_containers() {
+        let github = ["GITHUB_ACTIONS=true"];
+        assert_eq!(found("", &github), Place::GitHub);
+        assert_eq!(found("/.dockerenv", &github), Place::GitHubContainer);
+        let gitlab = ["GITLAB_CI=true"];
+        assert_eq!(found("", &gitlab), Place::GitLab);
+        assert_eq!(found("/.dockerenv", &gitlab), Place::GitLabContainer);
+        let slurm = ["SLURM_JOB_ID=17"];
+        assert_eq!(found("", &slurm), Place::Slurm);
+        assert_eq!(found("/run/.containerenv", &slurm), Place::Podman);
+        for image in ["APPTAINER_CONTAINER=/i.sif", "SINGULARITY_CONTAINER=/i.sif"] {
+            assert_eq!(found("", &[image, slurm[0]]), Place::Apptainer);
+        }
     }
 }
