@@ -4,7 +4,7 @@
 //! on drop, and uses it through [`borrow`].
 
 use crate::Errno;
-use crate::uffd::{Message, Uffd};
+use crate::uffd::{FEATURE_POISON, Message, Uffd};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 /// As [`Uffd::create`].
@@ -35,9 +35,17 @@ pub fn borrow(descriptor: &impl AsFd) -> Uffd {
     Uffd(descriptor.as_fd().as_raw_fd())
 }
 
+/// Whether this kernel can have a page's faults raise `SIGBUS` (`UFFDIO_POISON`, Linux 6.6).
+pub fn kernel_poisons() -> bool {
+    let created = create_for_user_mode().or_else(|_| create());
+    let features = created.and_then(|descriptor| borrow(&descriptor).api(0));
+    features.is_ok_and(|has| has & FEATURE_POISON != 0)
+}
+
 /// Whether this kernel can be asked to read messages without waiting (Linux 6.10), whatever the descriptor's flag says.
 pub fn kernel_reads_now() -> bool {
-    create_for_user_mode().is_ok_and(|descriptor| {
+    let created = create_for_user_mode().or_else(|_| create());
+    created.is_ok_and(|descriptor| {
         let uffd = borrow(&descriptor);
         let mut messages = [Message::default()];
         uffd.api(0).is_ok() && uffd.try_read_now(&mut messages) != Err(Errno::EOPNOTSUPP)

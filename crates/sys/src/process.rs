@@ -9,7 +9,7 @@ pub use handle::{Credentials, Process};
 pub use inspector::{Inspector, Sizes, TraceStop};
 pub use mappings::{
     InheritedBy, InheritedRange, VirtualMemoryArea, kernel_finds_mappings, kernel_scans,
-    kernel_seals,
+    kernel_seals, kernel_shows_guards,
 };
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use mappings::{inherited_ranges, parse_line};

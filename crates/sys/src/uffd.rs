@@ -37,6 +37,8 @@ pub const FEATURE_SIGBUS: u64 = 1 << 7;
 pub const FEATURE_THREAD_ID: u64 = 1 << 8;
 /// `UFFD_FEATURE_EXACT_ADDRESS`: messages carry the address that was touched, not its page's.
 pub const FEATURE_EXACT_ADDRESS: u64 = 1 << 11;
+/// `UFFD_FEATURE_POISON` (Linux 6.6).
+pub const FEATURE_POISON: u64 = 1 << 14;
 /// `UFFD_FEATURE_MOVE` (Linux 6.8).
 pub const FEATURE_MOVE: u64 = 1 << 16;
 

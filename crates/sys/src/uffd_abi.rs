@@ -54,6 +54,7 @@ fn events_features_and_modes_have_the_kernels_numbers() {
         (FEATURE_SIGBUS, general::UFFD_FEATURE_SIGBUS),
         (FEATURE_THREAD_ID, general::UFFD_FEATURE_THREAD_ID),
         (FEATURE_EXACT_ADDRESS, general::UFFD_FEATURE_EXACT_ADDRESS),
+        (FEATURE_POISON, general::UFFD_FEATURE_POISON),
         (FEATURE_MOVE, general::UFFD_FEATURE_MOVE),
         (FAULT_WRITE, general::UFFD_PAGEFAULT_FLAG_WRITE),
         (FAULT_PROTECTED, general::UFFD_PAGEFAULT_FLAG_WP),

@@ -2,8 +2,8 @@
 
 use super::Check;
 use crate::memory::kernel_frees_locked;
-use crate::owned_uffd::kernel_reads_now;
-use crate::process::{kernel_finds_mappings, kernel_scans, kernel_seals};
+use crate::owned_uffd::{kernel_poisons, kernel_reads_now};
+use crate::process::{kernel_finds_mappings, kernel_scans, kernel_seals, kernel_shows_guards};
 use crate::socket::kernel_hands_out_peers;
 
 struct Feature {
@@ -29,6 +29,12 @@ const FEATURES: &[Feature] = &[
         without: "programs are opened by PID, while they stay connected",
     },
     Feature {
+        name: "UFFDIO_POISON",
+        since: "6.6",
+        is_there: kernel_poisons,
+        without: "if memfold dies, what shares the memory of a program that ended may wait for ever at a page that is out",
+    },
+    Feature {
         name: "PAGEMAP_SCAN",
         since: "6.7",
         is_there: kernel_scans,
@@ -51,6 +57,12 @@ const FEATURES: &[Feature] = &[
         since: "6.11",
         is_there: kernel_finds_mappings,
         without: "all mappings are listed to find one",
+    },
+    Feature {
+        name: "PAGE_IS_GUARD",
+        since: "6.16",
+        is_there: kernel_shows_guards,
+        without: "where a thread's stack has a guard region (MADV_GUARD_INSTALL), its joiner may wait for ever",
     },
 ];
 

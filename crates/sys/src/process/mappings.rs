@@ -176,8 +176,20 @@ fn shows_sealed(smaps: impl BufRead, ranges: &[(u64, u64)]) -> io::Result<bool> 
 /// Whether this kernel answers which pages of a range are in memory (`PAGEMAP_SCAN`, Linux 6.7). Without it, the page map is
 /// read page by page.
 pub fn kernel_scans() -> bool {
+    scans_for(0)
+}
+
+/// Whether it answers where guard regions are (`PAGE_IS_GUARD`, Linux 6.16).
+pub fn kernel_shows_guards() -> bool {
+    scans_for(GUARD)
+}
+
+/// The kernel refuses kinds of pages that it does not know.
+fn scans_for(kinds: u64) -> bool {
     let mut scan = ScanArgument {
         size: size_of::<ScanArgument>() as u64,
+        category_any_of: kinds,
+        return_mask: kinds,
         ..ScanArgument::default()
     };
     // SAFETY: an empty range, and a live structure that names no other memory.
