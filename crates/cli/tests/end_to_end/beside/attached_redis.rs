@@ -1,7 +1,7 @@
 //! A database that runs already: attached and let go again and again, under load, with snapshots by a forked child.
 
 use super::attach::{assert_ended_well, attach_under, detach, status, text, wait_until};
-use crate::support::{RedisClient, later_value, redis_value, short_or_long};
+use crate::support::{RedisClient, later_value, redis_value, rounds, short_or_long};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -52,7 +52,7 @@ fn redis_saves_in_the_background_while_it_is_attached() {
     let (server, mut client) = Server::start(folder.path());
     client.fill(0..KEYS, redis_value);
     let values: [fn(usize) -> Vec<u8>; 2] = [redis_value, later_value];
-    for cycle in 0..short_or_long(2, 100) {
+    for cycle in 0..short_or_long(2, (5 * rounds() as usize).min(100)) {
         let attach = attach_under("16M", server.0.id());
         let pid = server.0.id();
         wait_until("it is under the limit", || {
