@@ -94,7 +94,7 @@ impl Supervisor {
         let rendezvous = rendezvous(&directory.join(CONTROL), (reports_forks, carries))?;
         let patched = Patched::new(options.agent_image, &rendezvous).ok_or(StartError::Image)?;
         let place = patched.place;
-        let library = Library::new(&preload, patched.image).ok_or(StartError::Image)?;
+        let library = Library::new(&preload, patched).ok_or(StartError::Image)?;
         let supervisor = Supervisor {
             group: Arc::new(Group::new(
                 (options.limit, options.floor),

@@ -50,6 +50,15 @@ fn assert_found_and_held(program: Program) {
     assert_eq!(mismatches, "");
 }
 
+/// A tracer switches late starts off for the rest of the run, by a word in the library's file.
+#[test]
+fn a_static_program_is_held_after_a_program_was_traced() {
+    beside!(&["cc", "sh", "strace", "timeout"]);
+    let script = "strace -o /dev/null true; timeout 3 \"$0\" \"$@\"; exit $?";
+    let program = Program::new("sh").args(["-c", script]);
+    assert_found_and_held(program.arg(static_verify()));
+}
+
 #[test]
 fn a_program_without_the_variable_is_held() {
     beside!(&["cc", "env", "timeout"]);

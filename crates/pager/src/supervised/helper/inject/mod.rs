@@ -14,13 +14,14 @@ mod late;
 
 use crate::supervised::group::Group;
 use crate::supervised::helper::guests::Guests;
+use crate::supervised::helper::patched::Patched;
 use crate::supervised::space::AddressSpace;
 pub use detach::DetachError;
 pub(crate) use forked::ForkedChild;
 use image::{Access, Fixup, Image, Segment};
 pub(crate) use late::Haste;
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::hello::{Filters, brought};
+use memfold_sys::hello::{Filters, STARTS_LATE_AT, brought};
 use memfold_sys::privilege;
 use memfold_sys::process::{Process, own_filters};
 use memfold_sys::raw::nr;
@@ -88,6 +89,8 @@ pub(crate) struct Library {
     path: PathBuf,
     file: Vec<u8>,
     image: Image,
+    /// Where in the file the supervisor says when helpers start, which it does again and again.
+    switch_at: u64,
 }
 
 /// Brings programs under a supervisor's limit while they run, and lets them go.
@@ -204,12 +207,13 @@ const PROT_WRITE: u64 = 2;
 const PROT_EXEC: u64 = 4;
 
 impl Library {
-    /// The library at `path`, which holds `file`. `None` if that cannot be brought into a program.
-    pub(crate) fn new(path: &Path, file: Vec<u8>) -> Option<Library> {
+    /// The library at `path`. `None` if it cannot be brought into a program.
+    pub(crate) fn new(path: &Path, patched: Patched) -> Option<Library> {
         Some(Library {
             path: path.to_owned(),
-            image: Image::parse(&file)?,
-            file,
+            image: Image::parse(&patched.image)?,
+            file: patched.image,
+            switch_at: (patched.place + STARTS_LATE_AT) as u64,
         })
     }
 
@@ -307,6 +311,12 @@ impl Library {
         tracee.read(start + segment.file.start, &mut found)?;
         let begins = segment.offset + segment.file.start % PAGE_SIZE as u64;
         let wanted = self.file.get(begins as usize..).unwrap_or_default();
+        if let Some(at) = self.switch_at.checked_sub(begins) {
+            let word = at as usize..at as usize + size_of::<u32>();
+            if let (Some(found), Some(wanted)) = (found.get_mut(word.clone()), wanted.get(word)) {
+                found.copy_from_slice(wanted);
+            }
+        }
         if !wanted.starts_with(&found) {
             return Err(
                 io::Error::other("it has mapped another file than memfold's library").into(),
