@@ -226,8 +226,9 @@ impl<S: PageSource> SwapSpace<S> {
     }
 }
 
+/// What Miri cannot run.
 #[cfg(test)]
-mod tests {
+mod with_codec {
     use super::*;
     use crate::{PAGE_SIZE, SwapConfig, sync::atomic::Ordering::Relaxed};
     use zsmalloc::HeapSource;
