@@ -14,6 +14,7 @@ mod mover;
 mod newer;
 mod place;
 mod remedy;
+mod try_move;
 
 use crate::memory::check_page_size;
 use crate::owned_uffd::{self, borrow};
@@ -28,7 +29,8 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 
 pub use move_bugs::{Managed, MoveBugs, WITH_MOVE, move_bugs};
-pub use mover::{Mover, WITHOUT_MOVE, mover};
+pub use mover::{Mover, mover};
+pub use try_move::WITHOUT_MOVE;
 
 use place::Place;
 

@@ -4,7 +4,7 @@
 //! away by `mremap`, unless [`WITH_MOVE`] is set. Programs are started without huge pages where those are what a bug takes;
 //! one that runs already may have some. Pinned pages nobody can keep away.
 
-use super::mover::works;
+use super::try_move::works;
 use super::{Check, read_line, swap_areas};
 use crate::huge::Setting;
 

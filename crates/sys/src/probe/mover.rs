@@ -1,14 +1,10 @@
 //! By what programs' pages are taken away: `UFFDIO_MOVE`, or `mremap` where the kernel has none.
 
 use super::move_bugs::{Managed, move_bugs};
+use super::try_move::{WITHOUT_MOVE, has_move, try_move, works};
 use super::{Check, NEWER_KERNEL, errno_of};
 use crate::memory::Mapping;
-use crate::owned_uffd::{self, borrow};
-use crate::uffd::FEATURE_MOVE;
 use crate::{Errno, PAGE_SIZE};
-
-/// Set in the environment, it has memfold do without `UFFDIO_MOVE`, for tests of how it does.
-pub const WITHOUT_MOVE: &str = "MEMFOLD_WITHOUT_MOVE";
 
 /// By what programs' pages are taken away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,13 +13,6 @@ pub enum Mover {
     Userfaultfd,
     /// `mremap` with `MREMAP_DONTUNMAP`.
     Remap,
-}
-
-/// Whether `UFFDIO_MOVE` works when it is tried.
-pub(super) fn works() -> bool {
-    /// A page may be busy for a moment, and the other way is slower.
-    const ATTEMPTS: usize = 10;
-    std::env::var_os(WITHOUT_MOVE).is_none() && (0..ATTEMPTS).any(|_| try_move() == Ok(true))
 }
 
 /// By what pages of these are taken away on this kernel: what works when it is tried, and has no known bug that may show.
@@ -94,34 +83,6 @@ fn try_carry() -> Result<bool, Errno> {
         let [left, there] = [source, target].map(|page| page.cast::<u64>().read_volatile());
         Ok(left == 0 && there == WORD)
     }
-}
-
-/// Whether the kernel says so.
-pub(super) fn has_move() -> bool {
-    // Either may be forbidden.
-    let uffd = owned_uffd::create_for_user_mode().or_else(|_| owned_uffd::create());
-    let has = uffd.and_then(|uffd| borrow(&uffd).api(0));
-    has.is_ok_and(|has| has & FEATURE_MOVE != 0)
-}
-
-/// Moves the first of two pages over the second and looks at it.
-fn try_move() -> Result<bool, Errno> {
-    const WORD: u64 = 0x6d65_6d66_6f6c_6431;
-    let pages = Mapping::anonymous(2 * PAGE_SIZE).map_err(|error| errno_of(&error))?;
-    let descriptor = owned_uffd::create()?;
-    let uffd = borrow(&descriptor);
-    uffd.api(FEATURE_MOVE)?;
-    let source = pages.start().as_ptr() as u64;
-    let target = source + PAGE_SIZE as u64;
-    // SAFETY: the first page of a live mapping, written before anything is registered.
-    unsafe { pages.start().cast::<u64>().write_volatile(WORD) };
-    uffd.register(target, PAGE_SIZE as u64)?;
-    let moved = uffd.move_pages(target, source, PAGE_SIZE as u64);
-    // Without this a read of the missing page below would wait for a handler that isn't there.
-    uffd.unregister(target, PAGE_SIZE as u64)?;
-    moved.map_err(|partial| partial.errno)?;
-    // SAFETY: the second page of a live mapping, no longer registered.
-    Ok(unsafe { (target as *const u64).read_volatile() } == WORD)
 }
 
 #[cfg(test)]
