@@ -35,17 +35,25 @@ pub fn borrow(descriptor: &impl AsFd) -> Uffd {
     Uffd(descriptor.as_fd().as_raw_fd())
 }
 
+/// One for questions to the kernel: either kind may be forbidden.
+fn create_either() -> Result<OwnedFd, Errno> {
+    create_for_user_mode().or_else(|_| create())
+}
+
+/// Whether this kernel's userfaultfd has a feature (`FEATURE_` of [`uffd`](crate::uffd)).
+pub fn kernel_has(feature: u64) -> bool {
+    let features = create_either().and_then(|descriptor| borrow(&descriptor).api(0));
+    features.is_ok_and(|has| has & feature != 0)
+}
+
 /// Whether this kernel can have a page's faults raise `SIGBUS` (`UFFDIO_POISON`, Linux 6.6).
 pub fn kernel_poisons() -> bool {
-    let created = create_for_user_mode().or_else(|_| create());
-    let features = created.and_then(|descriptor| borrow(&descriptor).api(0));
-    features.is_ok_and(|has| has & FEATURE_POISON != 0)
+    kernel_has(FEATURE_POISON)
 }
 
 /// Whether this kernel can be asked to read messages without waiting (Linux 6.10), whatever the descriptor's flag says.
 pub fn kernel_reads_now() -> bool {
-    let created = create_for_user_mode().or_else(|_| create());
-    created.is_ok_and(|descriptor| {
+    create_either().is_ok_and(|descriptor| {
         let uffd = borrow(&descriptor);
         let mut messages = [Message::default()];
         uffd.api(0).is_ok() && uffd.try_read_now(&mut messages) != Err(Errno::EOPNOTSUPP)

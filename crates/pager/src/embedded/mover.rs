@@ -9,7 +9,7 @@
 
 use super::config::Mode;
 use memfold_sys::memory::carry_off;
-use memfold_sys::probe::{Managed, WITHOUT_MOVE, move_bugs};
+use memfold_sys::probe::{Managed, WITHOUT_MOVE, known_bugs};
 use memfold_sys::uffd::{FEATURE_MOVE, Partial, Uffd};
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::ptr::NonNull;
@@ -31,7 +31,7 @@ impl Mover {
     pub(super) fn introduce(uffd: Uffd, features: u64, mode: Mode) -> Result<Mover, Errno> {
         // Regions have no huge pages.
         let is_forbidden = std::env::var_os(WITHOUT_MOVE).is_some()
-            || move_bugs(Managed::Started).forbid.is_some();
+            || known_bugs(Managed::Started).forbid.is_some();
         let moved = if is_forbidden {
             Err(Errno::EINVAL)
         } else {

@@ -2,7 +2,7 @@
 //!
 //! Distributions fix bugs without changing the version, so no kernel is refused: where a bug may show, pages are taken
 //! away by `mremap`, unless [`WITH_MOVE`] is set. Programs are started without huge pages where those are what a bug takes;
-//! one that runs already may have some. Pinned pages nobody can keep away.
+//! one that runs already may have some. Nothing avoids pinned pages.
 
 use super::try_move::works;
 use super::{Check, read_line, swap_areas};
@@ -89,12 +89,19 @@ pub struct MoveBugs {
     pub forbid: Option<String>,
 }
 
-/// The bugs to stay clear of.
+/// The bugs to avoid, where `UFFDIO_MOVE` works.
 #[must_use]
 pub fn move_bugs(of: Managed) -> MoveBugs {
-    if !works() {
-        return MoveBugs::default();
+    if works() {
+        known_bugs(of)
+    } else {
+        MoveBugs::default()
     }
+}
+
+/// The same by the kernel's version alone, for callers that have tried `UFFDIO_MOVE` or are about to.
+#[must_use]
+pub fn known_bugs(of: Managed) -> MoveBugs {
     let bugs = to_avoid((&release(), of), may_show);
     match std::env::var_os(WITH_MOVE) {
         Some(_) => MoveBugs {

@@ -1,9 +1,11 @@
 //! By what programs' pages are taken away: `UFFDIO_MOVE`, or `mremap` where the kernel has none.
 
-use super::move_bugs::{Managed, move_bugs};
-use super::try_move::{WITHOUT_MOVE, has_move, try_move, works};
+use super::move_bugs::{Managed, known_bugs};
+use super::try_move::{WITHOUT_MOVE, try_move, works};
 use super::{Check, NEWER_KERNEL, errno_of};
 use crate::memory::Mapping;
+use crate::owned_uffd::kernel_has;
+use crate::uffd::FEATURE_MOVE;
 use crate::{Errno, PAGE_SIZE};
 
 /// By what programs' pages are taken away.
@@ -20,7 +22,7 @@ pub enum Mover {
 /// # Errors
 /// If neither works.
 pub fn mover(of: Managed) -> Result<Mover, Errno> {
-    if works() && move_bugs(of).forbid.is_none() {
+    if works() && known_bugs(of).forbid.is_none() {
         return Ok(Mover::Userfaultfd);
     }
     if try_carry()? {
@@ -34,12 +36,14 @@ pub(super) fn check() -> Check {
     const NAME: &str = "userfaultfd-move";
     let why = match try_move() {
         _ if std::env::var_os(WITHOUT_MOVE).is_some() => format!("{WITHOUT_MOVE} is set"),
-        Ok(true) if move_bugs(Managed::Started).forbid.is_none() => {
+        Ok(true) if known_bugs(Managed::Started).forbid.is_none() => {
             return Check::ok(NAME, "a page was moved (UFFDIO_MOVE)");
         }
         Ok(true) => "a page was moved (UFFDIO_MOVE), but see uffdio-move-bugs".to_owned(),
         Ok(false) => "a page moved by UFFDIO_MOVE arrived changed".to_owned(),
-        Err(_) if !has_move() => "this kernel has no UFFDIO_MOVE (Linux 6.8)".to_owned(),
+        Err(_) if !kernel_has(FEATURE_MOVE) => {
+            "this kernel has no UFFDIO_MOVE (Linux 6.8)".to_owned()
+        }
         Err(errno) => format!("UFFDIO_MOVE: {errno}"),
     };
     match try_carry() {
@@ -97,7 +101,7 @@ mod tests {
 
     #[test]
     fn what_is_used_is_what_works() {
-        let moves = works() && move_bugs(Managed::Started).forbid.is_none();
+        let moves = works() && known_bugs(Managed::Started).forbid.is_none();
         let expected = if moves {
             Mover::Userfaultfd
         } else {

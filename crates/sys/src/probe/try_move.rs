@@ -16,14 +16,6 @@ pub(super) fn works() -> bool {
     std::env::var_os(WITHOUT_MOVE).is_none() && (0..ATTEMPTS).any(|_| try_move() == Ok(true))
 }
 
-/// Whether the kernel says so.
-pub(super) fn has_move() -> bool {
-    // Either may be forbidden.
-    let uffd = owned_uffd::create_for_user_mode().or_else(|_| owned_uffd::create());
-    let has = uffd.and_then(|uffd| borrow(&uffd).api(0));
-    has.is_ok_and(|has| has & FEATURE_MOVE != 0)
-}
-
 /// Moves the first of two pages over the second and looks at it.
 pub(super) fn try_move() -> Result<bool, Errno> {
     const WORD: u64 = 0x6d65_6d66_6f6c_6431;
