@@ -62,7 +62,7 @@ pub struct MigrateReport {
 /// Whether somebody waits for a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Haste {
-    /// Nobody does. It gives way to others.
+    /// No thread does. The scan yields the migrator to threads that wait for it.
     Background,
     Wanted,
 }

@@ -56,8 +56,12 @@ pub struct StoreServer {
     pub port: u16,
 }
 
-/// A port without a listener.
-fn free_port() -> u16 {
+/// A port of this host that had no listener a moment ago.
+///
+/// # Panics
+/// If there is none.
+#[must_use]
+pub fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("its address").port()
 }

@@ -1,7 +1,7 @@
 //! The clients that people use.
 
 use crate::support::{MEMFOLD, MIB, Served, has, run};
-use memfold_testing::store::{StoreServer, store_programs};
+use memfold_testing::store::{StoreServer, free_port, store_programs};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
@@ -83,9 +83,7 @@ fn an_image_goes_there_and_back_over_tcp() {
     if !has(&["nbdcopy", "nbdinfo"]) {
         return;
     }
-    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = free.local_addr().expect("an address").to_string();
-    drop(free);
+    let address = format!("127.0.0.1:{}", free_port());
     let listens = format!("--nbd={address}");
     let mut server = Command::new(MEMFOLD)
         .args(["serve", &listens, "--size", "48M", "--limit", "32M"])

@@ -32,7 +32,8 @@ fn redis_keeps_every_key_during_and_after_a_background_save() {
 
 fn fill_save_and_compare(limits: Limits) {
     let folder = tempfile::tempdir().expect("a temporary directory");
-    let (mut running, mut client) = server(folder.path(), RedisClient::free_port(), limits);
+    let (mut running, mut client) =
+        server(folder.path(), memfold_testing::store::free_port(), limits);
     client.fill(0..KEYS, redis_value);
     client.verify("filled", 0..KEYS, redis_value);
 
@@ -59,7 +60,11 @@ fn fill_save_and_compare(limits: Limits) {
     outcome.assert_limit_held();
 
     // The dump, loaded by a server without a limit.
-    let (running, mut client) = server(folder.path(), RedisClient::free_port(), Limits::None);
+    let (running, mut client) = server(
+        folder.path(),
+        memfold_testing::store::free_port(),
+        Limits::None,
+    );
     client.verify("loaded from the dump", 0..KEYS, redis_value);
     client.shut_down();
     running.wait().assert_success();

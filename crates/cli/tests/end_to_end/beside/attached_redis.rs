@@ -14,7 +14,7 @@ struct Server(Child);
 
 impl Server {
     fn start(folder: &Path) -> (Server, RedisClient) {
-        let port = RedisClient::free_port();
+        let port = memfold_testing::store::free_port();
         let server = Command::new("redis-server")
             .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
             .args(["--save", "", "--appendonly", "no", "--dir"])

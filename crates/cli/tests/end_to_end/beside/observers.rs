@@ -77,10 +77,7 @@ fn metrics_are_served_at_a_private_socket_that_goes_with_the_run() {
 #[test]
 fn a_port_is_not_held_by_who_says_nothing() {
     beside!(&["cat"]);
-    let port = {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-        free.local_addr().expect("its number").port()
-    };
+    let port = memfold_testing::store::free_port();
     let run = start(&["--metrics", &format!("localhost:{port}")]);
     let silent: Vec<TcpStream> = (0..40)
         .map(|_| patiently(|| TcpStream::connect(("127.0.0.1", port)).ok()))

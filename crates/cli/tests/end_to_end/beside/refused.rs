@@ -14,7 +14,7 @@ fn narrow() -> PathBuf {
     compiled("narrow", &["narrow.c"], &options)
 }
 
-/// `verify`, which is root's whoever starts it.
+/// A set-user-ID copy of `verify`, owned by root.
 fn privileged(stage: &Stage) -> PathBuf {
     let program = stage.program(&compiled("verify", &["verify.c"], &[]), "privileged");
     stage.allow("privileged", 0o4755);

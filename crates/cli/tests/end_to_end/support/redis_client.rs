@@ -1,7 +1,7 @@
 //! A Redis client of a few commands, with pipelines, so that every key can be compared.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 const BATCH: usize = 200;
@@ -20,12 +20,6 @@ pub enum Reply {
 }
 
 impl RedisClient {
-    /// A port that was free a moment ago.
-    pub fn free_port() -> u16 {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-        listener.local_addr().expect("its address").port()
-    }
-
     /// Connects as soon as the server answers a PING; `None` after ten seconds.
     pub fn connect(port: u16) -> Option<Self> {
         let deadline = Instant::now() + Duration::from_secs(10);
