@@ -84,12 +84,13 @@ static void *serve(void *argument)
             continue;
         }
         stamp_page(page, index + 1, 2);
+        /* Before the page is there: who waited for it looks at the number. */
+        server->missing++;
         struct uffdio_copy copy = {.dst = (uintptr_t)address, .src = (uintptr_t)page, .len = PAGE};
         /* Refused with EAGAIN where another thread's madvise takes an empty page table away just then. */
         while (ioctl(server->fd, UFFDIO_COPY, &copy) && copy.copy != -EEXIST)
             if (copy.copy != -EAGAIN)
                 fail("UFFDIO_COPY");
-        server->missing++;
     }
     return NULL;
 }
