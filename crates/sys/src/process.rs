@@ -3,16 +3,17 @@
 mod handle;
 mod inspector;
 mod mappings;
+mod pagemap;
 mod threads;
 
 pub use handle::{Credentials, Process};
 pub use inspector::{Inspector, Sizes, TraceStop};
 pub use mappings::{
-    InheritedBy, InheritedRange, VirtualMemoryArea, kernel_finds_mappings, kernel_scans,
-    kernel_seals, kernel_shows_guards,
+    AreaKind, InheritedBy, InheritedRange, VirtualMemoryArea, kernel_finds_mappings, kernel_seals,
 };
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use mappings::{inherited_ranges, parse_line};
+pub use pagemap::{SharedFrames, kernel_scans, kernel_shows_guards};
 pub use threads::ThreadSample;
 
 use rustix::io::Errno;

@@ -53,7 +53,7 @@ impl AddressSpace {
     pub(crate) fn mapping_usage(&self) -> io::Result<Vec<MappingUsage>> {
         let inspector = self.inspector().ok_or(io::ErrorKind::NotFound)?;
         let areas = inspector.vmas()?;
-        let movable = areas.iter().filter(|area| area.movable);
+        let movable = areas.iter().filter(|area| area.is_movable());
         let mut ranges = joined(movable.map(|area| PageRange::of_addresses(area.start, area.end)));
         if let Some(attached) = self.attached() {
             let arena = attached.arena.whole;

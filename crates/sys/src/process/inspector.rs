@@ -1,12 +1,12 @@
 //! Looking into another process: how large it is, what its threads do, what a page holds.
 
-use super::{Credentials, Process, ThreadSample, named_bytes, named_field, stat_field};
+use super::{Credentials, Process, ThreadSample, named_bytes, named_field, stat_field, text_of};
 use crate::{PAGE_SIZE, deadline};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// How large a process is.
@@ -39,6 +39,8 @@ pub struct Inspector {
     process: Arc<Process>,
     thread: i32,
     statm: File,
+    /// Opened once the faults of the process are asked for.
+    stat: OnceLock<File>,
     pub(super) pagemap: File,
     pub(super) maps: File,
     /// The flags of its mappings, until they were looked at.
@@ -81,6 +83,7 @@ impl Inspector {
         let open = |name| process.open_file(&format!("task/{thread}/{name}"));
         Ok(Inspector {
             statm: open("statm")?,
+            stat: OnceLock::new(),
             maps: open("maps")?,
             pagemap: open("pagemap")?,
             smaps: Mutex::new(None),
@@ -130,7 +133,16 @@ impl Inspector {
     /// Faults of all threads that were served without a message or input: first touches of what is
     /// not registered, and pages that a write takes out of sharing.
     pub fn minor_faults(&self) -> io::Result<u64> {
-        let text = self.process.text("stat")?;
+        let stat = match self.stat.get() {
+            Some(stat) => stat,
+            None => {
+                let opened = self.process.open_file("stat")?;
+                self.stat.get_or_init(|| opened)
+            }
+        };
+        let mut buffer = [0; 1024];
+        let length = stat.read_at(&mut buffer, 0)?;
+        let text = text_of(buffer[..length].to_vec());
         stat_field(&text, 10).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
@@ -314,7 +326,7 @@ mod tests {
             assert!(
                 areas
                     .iter()
-                    .any(|area| area.start == start && !area.movable)
+                    .any(|area| area.start == start && !area.is_movable())
             );
             assert!(
                 inspector
@@ -358,6 +370,12 @@ mod tests {
         assert!(inspector.sizes().unwrap().resident_pages >= 64);
         assert!(inspector.minor_faults().unwrap() > 0);
         assert!(inspector.proportional_bytes().unwrap() > 0);
-        assert!(inspector.areas().unwrap().iter().any(|vma| vma.movable));
+        assert!(
+            inspector
+                .areas()
+                .unwrap()
+                .iter()
+                .any(crate::process::VirtualMemoryArea::is_movable)
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! What another process maps, and which pages of that are in memory.
+//! What another process maps.
 
 use super::{Inspector, text_of};
 use crate::raw::{nr, syscall};
@@ -15,13 +15,23 @@ pub struct VirtualMemoryArea {
     pub start: u64,
     /// First address behind it.
     pub end: u64,
-    /// Readable and writable, not executable, private, of no file, not a stack or another of the
-    /// kernel's own: anonymous memory that can be moved.
-    pub movable: bool,
-    /// Private, of no file, not a stack or another of the kernel's own; with any access.
-    pub anonymous: bool,
-    /// Private, of no file, and without any access: what keeps a stack from running over.
-    pub guard: bool,
+    /// What it holds.
+    pub kind: AreaKind,
+}
+
+/// What a mapping holds. Of no file, and not a stack or another of the kernel's own: anonymous memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AreaKind {
+    /// Private anonymous memory, readable and writable, not executable: it can be moved.
+    Movable,
+    /// The same without any access: what keeps a stack from running over.
+    Guard,
+    /// The same with another access.
+    Anonymous,
+    /// Private and not executable, of a file or the kernel's own: may hold anonymous pages as well.
+    Private,
+    /// Shared memory, code.
+    Other,
 }
 
 /// By which a forked child's mappings show what its parent had registered.
@@ -42,7 +52,7 @@ pub struct InheritedRange {
     pub end: u64,
     /// Emptied by the fork (`MADV_WIPEONFORK`).
     pub wiped: bool,
-    /// As of a [`VirtualMemoryArea`].
+    /// As [`VirtualMemoryArea::is_movable`].
     pub movable: bool,
 }
 
@@ -82,13 +92,19 @@ pub(crate) fn parse_line(line: &str) -> Option<VirtualMemoryArea> {
     // A file's inode may have any number, as a FUSE server chooses it; its device is never this one.
     let anonymous = device == "00:00" && inode == "0";
     let name = fields.next().unwrap_or("");
-    let anonymous_name = name.is_empty() || name == "[heap]" || name.starts_with("[anon:");
+    let is_anonymous =
+        anonymous && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:"));
+    let kind = match permissions {
+        "rw-p" if is_anonymous => AreaKind::Movable,
+        "---p" if is_anonymous => AreaKind::Guard,
+        _ if is_anonymous && permissions.ends_with('p') => AreaKind::Anonymous,
+        _ if permissions.ends_with("-p") => AreaKind::Private,
+        _ => AreaKind::Other,
+    };
     Some(VirtualMemoryArea {
         start: u64::from_str_radix(start, 16).ok()?,
         end: u64::from_str_radix(end, 16).ok()?,
-        movable: permissions == "rw-p" && anonymous && anonymous_name,
-        anonymous: permissions.ends_with('p') && anonymous && anonymous_name,
-        guard: permissions == "---p" && anonymous && anonymous_name,
+        kind,
     })
 }
 
@@ -126,13 +142,13 @@ pub(crate) fn inherited_ranges(smaps: &str, by: InheritedBy) -> Vec<InheritedRan
     let areas = smaps.lines().filter_map(|line| flagged.look(line));
     areas
         .filter(|(area, flags)| {
-            has_flag(flags, flag) && (by == InheritedBy::Registration || area.anonymous)
+            has_flag(flags, flag) && (by == InheritedBy::Registration || area.is_anonymous())
         })
         .map(|(area, flags)| InheritedRange {
             start: area.start,
             end: area.end,
             wiped: has_flag(flags, "wf"),
-            movable: area.movable,
+            movable: area.is_movable(),
         })
         .collect()
 }
@@ -160,7 +176,7 @@ fn shows_sealed(smaps: impl BufRead, ranges: &[(u64, u64)]) -> io::Result<bool> 
         let Some((area, flags)) = flagged.look(&line) else {
             continue;
         };
-        if !(area.movable && has_flag(flags, "sl")) {
+        if !(area.is_movable() && has_flag(flags, "sl")) {
             continue;
         }
         for (start, _) in &mut left {
@@ -171,31 +187,6 @@ fn shows_sealed(smaps: impl BufRead, ranges: &[(u64, u64)]) -> io::Result<bool> 
         left.retain(|(start, end)| start < end);
     }
     Ok(left.is_empty())
-}
-
-/// Whether this kernel answers which pages of a range are in memory (`PAGEMAP_SCAN`, Linux 6.7). Without it, the page map is
-/// read page by page.
-pub fn kernel_scans() -> bool {
-    scans_for(0)
-}
-
-/// Whether it answers where guard regions are (`PAGE_IS_GUARD`, Linux 6.16).
-pub fn kernel_shows_guards() -> bool {
-    scans_for(GUARD)
-}
-
-/// The kernel refuses kinds of pages that it does not know.
-fn scans_for(kinds: u64) -> bool {
-    let mut scan = ScanArgument {
-        size: size_of::<ScanArgument>() as u64,
-        category_any_of: kinds,
-        return_mask: kinds,
-        ..ScanArgument::default()
-    };
-    // SAFETY: an empty range, and a live structure that names no other memory.
-    File::open("/proc/self/pagemap").is_ok_and(|pagemap| unsafe {
-        libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) == 0
-    })
 }
 
 /// Whether this kernel finds one mapping (`PROCMAP_QUERY`, Linux 6.11). Without it, all are listed.
@@ -217,16 +208,29 @@ pub fn kernel_seals() -> bool {
 }
 
 const PROCMAP_QUERY: libc::Ioctl = 0xc068_6611_u32 as libc::Ioctl;
-const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610_u32 as libc::Ioctl;
-/// `PAGE_IS_PRESENT | PAGE_IS_SWAPPED`.
-const PRESENT_OR_SWAPPED: u64 = (1 << 3) | (1 << 4);
-/// `PAGE_IS_GUARD` (Linux 6.16).
-const GUARD: u64 = 1 << 8;
-
 impl VirtualMemoryArea {
     /// Whether this is a guard right below `above`, as a thread's stack has one.
     pub fn guards(&self, above: &VirtualMemoryArea) -> bool {
-        self.guard && above.movable && self.end == above.start
+        self.kind == AreaKind::Guard && above.is_movable() && self.end == above.start
+    }
+
+    /// Readable and writable, not executable, private, of no file, not a stack or another of the
+    /// kernel's own: anonymous memory that can be moved.
+    pub fn is_movable(&self) -> bool {
+        self.kind == AreaKind::Movable
+    }
+
+    /// Private, of no file, not a stack or another of the kernel's own; with any access.
+    pub fn is_anonymous(&self) -> bool {
+        matches!(
+            self.kind,
+            AreaKind::Movable | AreaKind::Guard | AreaKind::Anonymous
+        )
+    }
+
+    /// May hold anonymous pages, which forked children share.
+    pub fn may_be_shared(&self) -> bool {
+        !matches!(self.kind, AreaKind::Guard | AreaKind::Other)
     }
 }
 
@@ -302,102 +306,6 @@ impl Inspector {
         let mut smaps = self.smaps.lock().unwrap_or_else(PoisonError::into_inner);
         *smaps = None;
     }
-
-    /// The runs `(start, end)` of pages of the range that are in memory (or in the kernel's own
-    /// swap).
-    pub fn present(&self, start: u64, end: u64) -> io::Result<Vec<(u64, u64)>> {
-        match self.scan(start, end, PRESENT_OR_SWAPPED) {
-            // Before Linux 6.7.
-            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
-                self.present_by_entries(start, end)
-            }
-            present => present,
-        }
-    }
-
-    /// The same by the page map's entries, of eight bytes a page.
-    fn present_by_entries(&self, start: u64, end: u64) -> io::Result<Vec<(u64, u64)>> {
-        /// An entry's bits for a page in memory or in the kernel's own swap.
-        const IN_MEMORY_OR_SWAP: u64 = 0b11 << 62;
-        const ENTRY: usize = size_of::<u64>();
-        let page = crate::PAGE_SIZE as u64;
-        let mut entries = [0; 512 * ENTRY];
-        let mut found: Vec<(u64, u64)> = Vec::new();
-        let mut at = start;
-        while at < end {
-            let wanted = ((end - at).div_ceil(page) as usize * ENTRY).min(entries.len());
-            let offset = at / page * ENTRY as u64;
-            let read = rustix::io::pread(&self.pagemap, &mut entries[..wanted], offset)?;
-            if read < ENTRY {
-                // Behind the last address that a program can have, or it is gone.
-                break;
-            }
-            for entry in entries[..read].chunks_exact(ENTRY) {
-                let next = at + page;
-                let entry = u64::from_ne_bytes(entry.try_into().expect("chunks of that size"));
-                if entry & IN_MEMORY_OR_SWAP != 0 {
-                    match found.last_mut() {
-                        Some((_, last)) if *last == at => *last = next,
-                        _ => found.push((at, next)),
-                    }
-                }
-                at = next;
-            }
-        }
-        Ok(found)
-    }
-
-    /// The guard regions (`MADV_GUARD_INSTALL`) in a range, as `(start, end)`. None where the kernel
-    /// does not report them (before Linux 6.16).
-    pub fn guards(&self, start: u64, end: u64) -> io::Result<Vec<(u64, u64)>> {
-        match self.scan(start, end, GUARD) {
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOTTY)) => {
-                Ok(Vec::new())
-            }
-            guards => guards,
-        }
-    }
-
-    /// The runs of pages of the range that are in one of the categories.
-    fn scan(&self, start: u64, end: u64, categories: u64) -> io::Result<Vec<(u64, u64)>> {
-        const ENTRIES: usize = 512;
-        let mut regions = [PageRegion::default(); ENTRIES];
-        let mut found = Vec::new();
-        let mut from = start;
-        while from < end {
-            let mut scan = ScanArgument {
-                size: size_of::<ScanArgument>() as u64,
-                start: from,
-                end,
-                vector: regions.as_mut_ptr() as u64,
-                vector_length: ENTRIES as u64,
-                category_any_of: categories,
-                return_mask: categories,
-                ..ScanArgument::default()
-            };
-            // SAFETY: the structure and the vector it names are live and of those sizes.
-            let filled =
-                unsafe { libc::ioctl(self.pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
-            if filled < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            let filled = &regions[..filled as usize];
-            found.extend(filled.iter().map(|region| (region.start, region.end)));
-            if scan.walk_end <= from {
-                break;
-            }
-            from = scan.walk_end;
-        }
-        Ok(found)
-    }
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct PageRegion {
-    start: u64,
-    end: u64,
-    categories: u64,
 }
 
 #[repr(C)]
@@ -424,59 +332,28 @@ impl MappingQuery {
     }
 }
 
-#[repr(C)]
-#[derive(Default)]
-struct ScanArgument {
-    size: u64,
-    flags: u64,
-    start: u64,
-    end: u64,
-    walk_end: u64,
-    vector: u64,
-    vector_length: u64,
-    max_pages: u64,
-    category_inverted: u64,
-    category_mask: u64,
-    category_any_of: u64,
-    return_mask: u64,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::abi::{read_write, same_layout};
     use crate::process::own_id;
-    use linux_raw_sys::general::{self, page_region, pm_scan_arg, procmap_query};
+    use linux_raw_sys::general::procmap_query;
 
     #[test]
-    fn structures_have_the_kernels_layout() {
-        same_layout!(PageRegion, page_region, {
-            start => start, end => end, categories => categories,
-        });
+    fn a_query_has_the_kernels_layout() {
         same_layout!(MappingQuery, procmap_query, {
             size => size, flags => query_flags, address => query_addr, start => vma_start,
             end => vma_end,
         });
-        same_layout!(ScanArgument, pm_scan_arg, {
-            size => size, flags => flags, start => start, end => end, walk_end => walk_end,
-            vector => vec, vector_length => vec_len, max_pages => max_pages,
-            category_inverted => category_inverted, category_mask => category_mask,
-            category_any_of => category_anyof_mask, return_mask => return_mask,
-        });
-        let there = general::PAGE_IS_PRESENT | general::PAGE_IS_SWAPPED;
-        assert_eq!(PRESENT_OR_SWAPPED, u64::from(there));
-        assert_eq!(GUARD, u64::from(general::PAGE_IS_GUARD));
-        // The numbers of `/proc/PID/maps` and `pagemap` in linux/fs.h.
+        // The number of `/proc/PID/maps` in linux/fs.h.
         let query = read_write(b'f', 17, size_of::<procmap_query>());
-        let scan = read_write(b'f', 16, size_of::<pm_scan_arg>());
         assert_eq!(PROCMAP_QUERY as u32 as usize, query);
-        assert_eq!(PAGEMAP_SCAN as u32 as usize, scan);
     }
 
     #[test]
     fn maps_lines_are_understood() {
         let heap = parse_line("55d0c0000000-55d0c0021000 rw-p 00000000 00:00 0    [heap]").unwrap();
-        assert!(heap.movable);
+        assert!(heap.is_movable());
         assert_eq!(heap.end - heap.start, 0x21000);
         for other in [
             "7ffc0000-7ffd0000 rw-p 00000000 00:00 0 [stack]",
@@ -486,7 +363,7 @@ mod tests {
             "7f0000000000-7f0000001000 rw-p 00000000 08:01 1234 /lib/x.so",
             "7f0000000000-7f0000001000 rw-p 00000000 00:27 0 ",
         ] {
-            assert!(!parse_line(other).unwrap().movable, "{other}");
+            assert!(!parse_line(other).unwrap().is_movable(), "{other}");
         }
     }
 
@@ -553,45 +430,6 @@ mod tests {
         assert!(inspector.has_sealed(&range).unwrap());
         inspector.close_flags();
         assert!(inspector.has_sealed(&range).is_err());
-    }
-
-    /// Both ways that tell which pages are in memory, of holes, pages of zeros and written ones.
-    #[test]
-    fn present_pages_are_the_same_without_a_scan() {
-        const PAGES: usize = 1200;
-        let process = crate::process::Process::open(own_id()).unwrap();
-        let inspector = Inspector::open(&std::sync::Arc::new(process), own_id()).unwrap();
-        let mapping = crate::memory::Mapping::anonymous(PAGES * crate::PAGE_SIZE).unwrap();
-        let start = mapping.start().as_ptr();
-        let mut expected = 0;
-        for page in (0..PAGES).filter(|page| page % 7 < 3 && page % 640 < 500) {
-            // SAFETY: within a live mapping that nothing else uses.
-            unsafe {
-                let word = start.add(page * crate::PAGE_SIZE);
-                match page % 7 {
-                    0 => _ = word.read_volatile(),
-                    _ => word.write_volatile(1),
-                }
-            }
-            expected += 1;
-        }
-        let start = start as u64;
-        let end = start + (PAGES * crate::PAGE_SIZE) as u64;
-        let present = inspector.present_by_entries(start, end).unwrap();
-        let bytes: u64 = present.iter().map(|(start, end)| end - start).sum();
-        if crate::huge::Setting::global() != Some(crate::huge::Setting::Always) {
-            assert_eq!(bytes, expected * crate::PAGE_SIZE as u64);
-        }
-        assert!(bytes > 0 && present.is_sorted());
-        let part = |(from, to): (u64, u64)| inspector.present_by_entries(from, to).unwrap();
-        assert_eq!(part((start, start)), []);
-        assert_eq!(part(present[0]), [present[0]]);
-        if !kernel_scans() {
-            memfold_testing::skip("PAGEMAP_SCAN (Linux 6.7)");
-            return;
-        }
-        let scanned = inspector.scan(start, end, PRESENT_OR_SWAPPED).unwrap();
-        assert_eq!(scanned, present);
     }
 
     #[test]

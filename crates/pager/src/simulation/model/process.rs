@@ -10,7 +10,9 @@ use crate::supervised::kernel::{Memory as _, Process};
 use crate::supervised::space::AddressSpace;
 use crate::sync::interleave;
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::process::{InheritedBy, InheritedRange, ThreadSample, VirtualMemoryArea};
+use memfold_sys::process::{
+    AreaKind, InheritedBy, InheritedRange, ThreadSample, VirtualMemoryArea,
+};
 use std::io;
 use std::sync::Arc;
 
@@ -166,9 +168,11 @@ impl Process for Inspector {
         let area = |(range, own, _): &(PageRange, bool, bool)| VirtualMemoryArea {
             start: range.start.address(),
             end: range.end.address(),
-            movable: !own,
-            anonymous: !own,
-            guard: false,
+            kind: if *own {
+                AreaKind::Private
+            } else {
+                AreaKind::Movable
+            },
         };
         Ok(areas.iter().map(area).collect())
     }

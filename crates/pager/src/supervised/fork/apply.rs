@@ -101,6 +101,7 @@ impl AddressSpace {
         debug_assert!(gate.is_of(self));
         // The parent runs already, so protect its pages first.
         self.fork.forked.store(true, Ordering::Relaxed);
+        self.fork.sharing.note_fork();
         // The kernel copies the protection with the registration, which a prepared child does not inherit.
         let writable = self.cow.writable();
         let writable = writable.filter(|_| !self.resources.prepares_forks());
@@ -150,6 +151,7 @@ impl AddressSpace {
             .inherited_stored
             .store(any_stored, Ordering::Relaxed);
         child.cow.set_writable(writable);
+        child.fork.sharing.inherit(&self.fork.sharing);
         if !self.resources.prepares_forks() {
             child.sampling.inherit(&self.sampling);
         }

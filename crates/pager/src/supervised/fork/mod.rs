@@ -10,6 +10,7 @@ pub(crate) mod identify;
 pub(crate) mod inheritance;
 pub(crate) mod prepared;
 pub(crate) mod reconcile;
+pub(crate) mod shared_bounds;
 #[cfg(not(simulated))]
 pub(crate) mod shared_counter;
 pub(crate) mod shared_estimate;

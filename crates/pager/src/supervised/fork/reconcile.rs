@@ -250,7 +250,7 @@ impl AddressSpace {
         let Some(Ok(areas)) = self.inspector().map(|inspector| inspector.vmas()) else {
             return false;
         };
-        let areas = areas.iter().filter(|area| area.anonymous);
+        let areas = areas.iter().filter(|area| area.is_anonymous());
         let areas = areas.map(|area| PageRange::of_addresses(area.start, area.end));
         let mut known = marked.clone();
         if let Some(attached) = self.attached() {

@@ -4,14 +4,22 @@
 //! to time: the kernel walks page tables for that, which takes too long for the governor. In between,
 //! the governor lowers the estimate by COW breaks that are known (victims, admitted writes) and by
 //! those that are possible: every COW break is a minor fault, so unexplained minor faults bound the
-//! number of COW breaks.
+//! number of COW breaks, and so does the number of shared pages that are not write-protected
+//! ([`SharedBounds`](super::shared_bounds::SharedBounds)).
+//!
+//! The page map tells which anonymous pages others map as well. To whom it also shows the numbers of their frames
+//! (`CAP_SYS_ADMIN`), these are counted: a frame that several programs map is shared by all but one. For others the
+//! kernel's proportional sizes say how many are shared. That takes it a walk over all that is mapped, files and shared
+//! memory included, and it is valid only if no program forked or ended meanwhile.
 
 use crate::page::bytes;
 use crate::supervised::fork::family::Family;
+use crate::supervised::fork::shared_estimate::CountStart;
 use crate::supervised::group::{Group, Watermarks};
 use crate::supervised::space::AddressSpace;
 use crate::time::Instant;
-use memfold_sys::PAGE_SIZE;
+use memfold_sys::process::SharedFrames;
+use memfold_sys::{PAGE_SIZE, thread};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,12 +27,16 @@ use std::time::Duration;
 
 /// Pause after a count, as a multiple of its duration. A larger factor takes less CPU time and leaves
 /// the estimate inaccurate for longer.
-const PAUSE_FACTOR: u32 = 12;
+const PAUSE_FACTOR: u32 = 30;
 /// The same after a count that was invalidated, or whose uncertainty is large.
-const RETRY_FACTOR: u32 = 3;
+const RETRY_FACTOR: u32 = 10;
 /// Bounds of the pause between two counts.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(3);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+/// The estimate is known well enough for so many parts of the room to be uncertain.
+const EXACT: u64 = 8;
+/// Longest time for which it is.
+const PROPORTIONS_HOLD: Duration = Duration::from_secs(1);
 /// Maximum number of a program's faults that are counted in advance. A larger value lets faults that
 /// never come hide more COW breaks.
 const TO_COME_MOST: u64 = 1024;
@@ -70,9 +82,7 @@ impl SharingWatch {
         let sharers = sharers(group);
         if sharers.len() < 2 {
             self.faults.clear();
-            if let Some(begun) = begun {
-                group.resources.shared.set(0, begun);
-            }
+            group.resources.shared.set(0, begun);
             return;
         }
         let known = self.faults.len();
@@ -87,7 +97,8 @@ impl SharingWatch {
             let counted = space.sampling.counted_faults.swap(0, Ordering::Relaxed);
             if let Some(then) = then {
                 let faulted = now.saturating_sub(then);
-                unknown += faulted.saturating_sub(counted);
+                let unexplained = faulted.saturating_sub(counted);
+                unknown += space.fork.sharing.take_copied(unexplained);
                 // Faults may be counted in advance, and some never come.
                 let to_come = counted.saturating_sub(faulted).min(TO_COME_MOST);
                 space
@@ -100,9 +111,7 @@ impl SharingWatch {
         any |= faults.len() != known;
         self.faults = faults;
         group.resources.shared.lower_at_most(unknown);
-        if let Some(begun) = begun {
-            group.resources.shared.bound(most_shared(&sharers), begun);
-        }
+        group.resources.shared.bound(most_shared(&sharers), begun);
         if any {
             group.count_sharing();
         }
@@ -114,7 +123,11 @@ pub(crate) struct SharingCount {
     group: Arc<Group>,
     /// End of the last count.
     counted: Instant,
+    /// End of the last count by proportional sizes.
+    proportions_counted: Instant,
     pause: Duration,
+    /// The frames of the last count, in order.
+    frames: Vec<u64>,
 }
 
 impl SharingCount {
@@ -123,7 +136,9 @@ impl SharingCount {
         SharingCount {
             group,
             counted: Instant::now(),
+            proportions_counted: Instant::now(),
             pause: SHORTEST_PAUSE,
+            frames: Vec::new(),
         }
     }
 
@@ -139,37 +154,75 @@ impl SharingCount {
                 crate::time::sleep(SHORTEST_PAUSE);
                 continue;
             }
-            let began = Instant::now();
+            let began = thread::cpu_time();
             due = !self.count();
             let factor = if due { RETRY_FACTOR } else { PAUSE_FACTOR };
             self.counted = Instant::now();
-            self.pause = (began.elapsed() * factor).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+            let took = thread::cpu_time().saturating_sub(began);
+            self.pause = (took * factor).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
         }
     }
 
     /// Pause until the next count: shorter if the estimate's uncertainty exceeds the distance between
     /// the limit and the watermark at which reclaim stops.
     fn pause_now(&self) -> Duration {
-        let limit = self.group.resources.resident_limit_bytes();
-        let room = limit - Watermarks::of(limit).stop;
-        if bytes(self.group.resources.shared.uncertainty()) > room {
+        if bytes(self.group.resources.shared.uncertainty()) > self.room() {
             self.pause * RETRY_FACTOR / PAUSE_FACTOR
         } else {
             self.pause
         }
     }
 
+    /// Distance in bytes between the limit and the watermark at which reclaim stops.
+    fn room(&self) -> u64 {
+        let limit = self.group.resources.resident_limit_bytes();
+        limit - Watermarks::of(limit).stop
+    }
+
     /// Counts shared pages. `false` if the count was invalidated by a fork, an exit or an exec.
-    fn count(&self) -> bool {
-        let group = &self.group;
-        let Some(begun) = group.resources.shared.begin_count() else {
+    fn count(&mut self) -> bool {
+        let shared = &self.group.resources.shared;
+        let begun = shared.begin_count();
+        let sharers = sharers(&self.group);
+        // A child that is being added may be listed or not.
+        if !shared.is_valid(begun) {
             return false;
-        };
-        let sharers = sharers(group);
-        let mut shared = 0;
+        }
+        self.frames.clear();
+        // Pages of all that others map as well, and charged ones that no frame is looked for.
+        let (mut pages, mut unlisted) = (0, 0);
+        let mut are_shown = true;
         for space in &sharers {
+            match look_at(space, &mut self.frames) {
+                Look::Found(found) => {
+                    pages += found.pages;
+                    are_shown &= !found.are_hidden;
+                }
+                // None of the pages charged to it are its own.
+                Look::Absent => unlisted += space.resident_pages() as u64,
+                Look::Unknown => are_shown = false,
+            }
+        }
+        if are_shown {
+            self.frames.sort_unstable();
+            self.frames.dedup();
+            shared.set_among_known(pages - self.frames.len() as u64 + unlisted, begun);
+            return true;
+        }
+        self.count_proportions(&sharers, begun)
+    }
+
+    /// Counts by the proportional sizes, if the estimate is not known well enough. `false` as of [`Self::count`].
+    fn count_proportions(&mut self, sharers: &[Arc<AddressSpace>], begun: CountStart) -> bool {
+        let estimate = &self.group.resources.shared;
+        let is_exact = bytes(estimate.uncertainty()) <= self.room() / EXACT;
+        if is_exact && self.proportions_counted.elapsed() < PROPORTIONS_HOLD {
+            return true;
+        }
+        let mut shared = 0;
+        for space in sharers {
             // Each takes the kernel a walk over page tables.
-            if !group.resources.shared.is_valid(begun) {
+            if !estimate.is_valid(begun) {
                 return false;
             }
             let Some(inspector) = space.inspector() else {
@@ -188,10 +241,51 @@ impl SharingCount {
         }
         // A child whose fork event was not read yet shares pages, too.
         let forking = sharers.iter().any(|space| space.is_changing());
-        !forking
-            && group
-                .resources
-                .shared
-                .set(shared.min(most_shared(&sharers)), begun)
+        let is_valid = !forking && estimate.set(shared.min(most_shared(sharers)), begun);
+        if is_valid {
+            self.proportions_counted = Instant::now();
+        }
+        is_valid
+    }
+}
+
+/// What a look at a page table told.
+enum Look {
+    Found(SharedFrames),
+    /// The program is gone, or it is a new child, whose process is not known yet and which shares everything with its parent.
+    Absent,
+    /// The kernel does not tell (before Linux 6.7).
+    Unknown,
+}
+
+/// Looks for shared pages of an address space in its page table, and bounds by them what may stop being shared.
+fn look_at(space: &AddressSpace, frames: &mut Vec<u64>) -> Look {
+    let Some(inspector) = space.inspector() else {
+        return Look::Absent;
+    };
+    let bounds = &space.fork.sharing;
+    let look = bounds.begin_look();
+    let before = frames.len();
+    let found = match &look.private {
+        Some(private) => inspector.shared_frames(private, frames),
+        None => {
+            let areas = inspector.areas();
+            areas.and_then(|areas| inspector.shared_frames(&bounds.note_mappings(&areas), frames))
+        }
+    };
+    match found {
+        Ok(found)
+            if inspector
+                .sizes()
+                .is_ok_and(|sizes| sizes.resident_pages > 0) =>
+        {
+            bounds.end_look(&look, found.pages, found.unprotected);
+            Look::Found(found)
+        }
+        Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => Look::Unknown,
+        _ => {
+            frames.truncate(before);
+            Look::Absent
+        }
     }
 }

@@ -1,8 +1,12 @@
 //! Estimate of the pages that are charged to more than one program because a fork shares them.
 //!
-//! A count takes time, and the kernel includes processes that are not known here yet: a child whose
+//! A count takes time. One of the frames that known address spaces share is of these alone, whatever others the kernel
+//! knows; who is added meanwhile shares everything at first, and what may have stopped being shared meanwhile is taken
+//! off.
+//!
+//! The kernel's proportional sizes include processes that are not known here yet: a child whose
 //! fork event was not read halves its parent's PSS. Such a count would let the group outgrow its limit.
-//! So a count is valid only if no fork was pending and no address space was added or removed during it.
+//! So it is valid only if no fork was pending and no address space was added or removed during it.
 //! Between counts, forks, exits and COW breaks adjust the estimate by their bounds.
 
 use crate::sync::{Mutex, lock};
@@ -19,6 +23,8 @@ pub(crate) struct SharedPages {
     uncertainty: AtomicU64,
     /// Sum of all pages by which the estimate was lowered.
     lowered: AtomicU64,
+    /// Sum of all pages by which address spaces that were added raised it.
+    added: AtomicU64,
     members: Mutex<Members>,
 }
 
@@ -36,6 +42,14 @@ struct Members {
 pub(crate) struct CountStart {
     members: Members,
     lowered: u64,
+    added: u64,
+}
+
+impl CountStart {
+    /// Whether a fork was pending.
+    fn is_forking(self) -> bool {
+        self.members.forking > 0
+    }
 }
 
 /// A fork event that was read and is not applied yet. Counts are invalid until it is dropped.
@@ -65,6 +79,7 @@ impl SharedPages {
     pub(crate) fn add_space(&self, pages: u64) {
         let mut members = lock(&self.members);
         members.changes += 1;
+        self.added.fetch_add(pages, Ordering::Relaxed);
         self.pages.fetch_add(pages, Ordering::Relaxed);
     }
 
@@ -106,29 +121,32 @@ impl SharedPages {
     /// that is still valid.
     pub(crate) fn bound(&self, pages: u64, start: CountStart) {
         let members = lock(&self.members);
-        if *members == start.members {
+        if *members == start.members && !start.is_forking() {
             let before = self.pages.fetch_min(pages, Ordering::Relaxed);
             let above = pages.saturating_sub(before);
             self.uncertainty.fetch_min(above, Ordering::Relaxed);
         }
     }
 
-    /// Starts a count. `None` while a fork is pending.
-    pub(crate) fn begin_count(&self) -> Option<CountStart> {
-        let members = *lock(&self.members);
-        let lowered = self.lowered.load(Ordering::Relaxed);
-        (members.forking == 0).then_some(CountStart { members, lowered })
+    /// Starts a count.
+    pub(crate) fn begin_count(&self) -> CountStart {
+        let members = lock(&self.members);
+        CountStart {
+            members: *members,
+            lowered: self.lowered.load(Ordering::Relaxed),
+            added: self.added.load(Ordering::Relaxed),
+        }
     }
 
-    /// Whether a count begun at `start` would still be valid.
+    /// Whether no fork was pending at `start`, and no address space was added or removed since.
     pub(crate) fn is_valid(&self, start: CountStart) -> bool {
-        *lock(&self.members) == start.members
+        !start.is_forking() && *lock(&self.members) == start.members
     }
 
-    /// Sets the estimate to a count begun at `start`. `false` if the count is not valid any more.
+    /// Sets the estimate to a count of proportional sizes begun at `start`. `false` if it is not valid any more.
     pub(crate) fn set(&self, pages: u64, start: CountStart) -> bool {
         let members = lock(&self.members);
-        let is_valid = *members == start.members;
+        let is_valid = !start.is_forking() && *members == start.members;
         if is_valid {
             // The count may or may not include COW breaks that happened during it.
             let meanwhile = self.lowered.load(Ordering::Relaxed) - start.lowered;
@@ -137,6 +155,23 @@ impl SharedPages {
             self.uncertainty.store(meanwhile, Ordering::Relaxed);
         }
         is_valid
+    }
+
+    /// Sets the estimate to what the address spaces share that were known before `start`, at which the count of their
+    /// frames began.
+    pub(crate) fn set_among_known(&self, pages: u64, start: CountStart) {
+        let _members = lock(&self.members);
+        let added = self.added.load(Ordering::Relaxed) - start.added;
+        let meanwhile = self.lowered.load(Ordering::Relaxed) - start.lowered;
+        let most = pages + added;
+        // What ended during the count is in it or not. The estimate knows better if it has followed that.
+        let followed = match meanwhile {
+            0 => 0,
+            _ => self.pages().min(most),
+        };
+        let pages = most.saturating_sub(meanwhile).max(followed);
+        self.pages.store(pages, Ordering::Relaxed);
+        self.uncertainty.store(most - pages, Ordering::Relaxed);
     }
 }
 
@@ -147,9 +182,10 @@ mod tests {
     #[test]
     fn a_count_during_a_fork_is_invalid() {
         let shared = Arc::new(SharedPages::default());
-        let before = shared.begin_count().unwrap();
+        let before = shared.begin_count();
         let fork = shared.begin_fork();
-        assert!(shared.begin_count().is_none());
+        let during = shared.begin_count();
+        assert!(!shared.is_valid(during) && !shared.set(50, during));
         assert!(!shared.is_valid(before));
         assert!(!shared.set(50, before), "the child is not known");
         shared.add_space(100);
@@ -160,7 +196,7 @@ mod tests {
             "the child was added during the count"
         );
         assert_eq!(shared.pages(), 100);
-        let after = shared.begin_count().unwrap();
+        let after = shared.begin_count();
         assert!(shared.is_valid(after));
         assert!(shared.set(90, after));
         assert_eq!(shared.pages(), 90);
@@ -170,7 +206,7 @@ mod tests {
     fn a_count_during_an_exit_is_invalid() {
         let shared = SharedPages::default();
         shared.add_space(100);
-        let before = shared.begin_count().unwrap();
+        let before = shared.begin_count();
         shared.remove_space(|| 60);
         assert!(!shared.set(100, before), "it includes the exited program");
         assert_eq!(shared.pages(), 40);
@@ -181,16 +217,16 @@ mod tests {
     #[test]
     fn faults_lower_what_was_counted() {
         let shared = SharedPages::default();
-        assert!(shared.set(30, shared.begin_count().unwrap()));
-        let begun = shared.begin_count().unwrap();
+        assert!(shared.set(30, shared.begin_count()));
+        let begun = shared.begin_count();
         shared.lower_at_most(10);
         assert_eq!((shared.pages(), shared.uncertainty()), (20, 10));
         shared.lower(5);
         assert_eq!((shared.pages(), shared.uncertainty()), (15, 10));
         assert_eq!(shared.most(), 25);
-        shared.bound(22, shared.begin_count().unwrap());
+        shared.bound(22, shared.begin_count());
         assert_eq!((shared.pages(), shared.most()), (15, 22));
-        shared.bound(12, shared.begin_count().unwrap());
+        shared.bound(12, shared.begin_count());
         assert_eq!((shared.pages(), shared.most()), (12, 12));
         assert!(
             shared.set(25, begun),
@@ -201,7 +237,27 @@ mod tests {
             (10, 15),
             "of 25, or of 10"
         );
-        assert!(shared.set(12, shared.begin_count().unwrap()));
+        assert!(shared.set(12, shared.begin_count()));
         assert_eq!((shared.pages(), shared.uncertainty()), (12, 0));
+    }
+
+    #[test]
+    fn a_count_of_frames_holds_whatever_forks_and_ends_during_it() {
+        let shared = Arc::new(SharedPages::default());
+        let _fork = shared.begin_fork();
+        let begun = shared.begin_count();
+        shared.add_space(100);
+        shared.set_among_known(30, begun);
+        assert_eq!((shared.pages(), shared.most()), (130, 130));
+        let begun = shared.begin_count();
+        shared.remove_space(|| 20);
+        shared.set_among_known(130, begun);
+        assert_eq!((shared.pages(), shared.most()), (110, 130));
+        let begun = shared.begin_count();
+        shared.remove_space(|| 60);
+        shared.set_among_known(70, begun);
+        assert_eq!((shared.pages(), shared.most()), (50, 70), "60 of 110 ended");
+        shared.set_among_known(20, shared.begin_count());
+        assert_eq!((shared.pages(), shared.most()), (20, 20));
     }
 }

@@ -231,7 +231,7 @@ impl AddressSpace {
         if withheld.ranges().is_empty() {
             return Ok(spans);
         }
-        for area in inspector.vmas()?.iter().filter(|area| area.anonymous) {
+        for area in inspector.vmas()?.iter().filter(|area| area.is_anonymous()) {
             let range = PageRange::of_addresses(area.start, area.end);
             if withheld.covered(range).is_empty() {
                 continue;

@@ -171,10 +171,11 @@ impl Acceptor {
             return Ok(());
         }
         self.handlers.listen(space)?;
-        self.group.add_space(space.clone());
+        // Before a count may include it.
         if space.fork.forked.load(Ordering::Relaxed) {
             self.group.resources.shared.add_space(resident);
         }
+        self.group.add_space(space.clone());
         Ok(())
     }
 

@@ -53,12 +53,14 @@ impl VmaScan {
     /// Scans the VMAs of a program.
     pub(crate) fn of(space: &AddressSpace, attached: &Attached) -> io::Result<VmaScan> {
         let areas = attached.inspector.vmas()?;
+        #[cfg(not(simulated))]
+        space.fork.sharing.note_mappings(&areas);
         let mut scan = VmaScan::default();
         lock(&space.refused).age();
         for (index, area) in areas.iter().enumerate() {
             let range = PageRange::of_addresses(area.start, area.end);
             let arena = &attached.arena;
-            if !area.movable
+            if !area.is_movable()
                 || range.pages() < SMALLEST_MAPPING_PAGES
                 || !range.intersection(arena.whole).is_empty()
                 || range.contains(arena.beacon)

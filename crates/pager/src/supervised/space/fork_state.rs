@@ -3,6 +3,7 @@
 use crate::page::VirtualPage;
 use crate::supervised::fork::family::{Family, Member};
 use crate::supervised::fork::inheritance::Inheritance;
+use crate::supervised::fork::shared_bounds::SharedBounds;
 use crate::sync::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -27,6 +28,8 @@ pub(crate) struct ForkState<M: Member> {
     pub tries: AtomicU32,
     /// The program was forked, or has forked: its pages may be shared.
     pub forked: AtomicBool,
+    /// How much of it may be shared.
+    pub sharing: SharedBounds,
     /// Address spaces with which it may share pages.
     pub family: Arc<Family<M>>,
     /// IDs of the address spaces that it descends from by fork and that were served when it was forked, the oldest first.
@@ -47,6 +50,7 @@ impl<M: Member> Default for ForkState<M> {
             lost: AtomicBool::new(false),
             tries: AtomicU32::new(0),
             forked: AtomicBool::new(false),
+            sharing: SharedBounds::default(),
             family: Arc::default(),
             ancestors: Vec::new(),
             beacon: None,

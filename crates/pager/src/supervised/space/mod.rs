@@ -293,7 +293,7 @@ impl AddressSpace {
             self.set_resident_pages(0);
             // Pages shared with one other process are no longer shared.
             if self.fork.forked.load(Ordering::Relaxed) {
-                resident
+                self.fork.sharing.take_left(resident)
             } else {
                 0
             }
@@ -389,7 +389,8 @@ impl AddressSpace {
         }
         if unknown < 0 && self.fork.forked.load(Ordering::Relaxed) {
             // Pages left by munmap or exit; those shared with one other process are no longer shared.
-            self.resources.shared.lower_at_most(unknown.unsigned_abs());
+            let left = self.fork.sharing.take_left(unknown.unsigned_abs());
+            self.resources.shared.lower_at_most(left);
         }
         self.set_resident_pages(pages);
     }

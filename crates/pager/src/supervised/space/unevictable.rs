@@ -155,7 +155,7 @@ fn unevictable_parts(
     for area in areas {
         let range = PageRange::of_addresses(area.start, area.end);
         let is_refused = |page: &VirtualPage| range.contains(*page);
-        if !area.movable || refused.iter().any(is_refused) {
+        if !area.is_movable() || refused.iter().any(is_refused) {
             let covered = managed.covered(range);
             covered.into_iter().for_each(|part| parts.add(part));
         }
@@ -167,14 +167,17 @@ fn unevictable_parts(
 mod tests {
     use super::*;
     use crate::page::range;
+    use memfold_sys::process::AreaKind;
 
     fn area(pages: PageRange, movable: bool) -> VirtualMemoryArea {
         VirtualMemoryArea {
             start: pages.start.address(),
             end: pages.end.address(),
-            movable,
-            anonymous: true,
-            guard: false,
+            kind: if movable {
+                AreaKind::Movable
+            } else {
+                AreaKind::Anonymous
+            },
         }
     }
 

@@ -197,7 +197,7 @@ fn add_unmanaged(space: &AddressSpace, range: PageRange, ours: &mut RangeSet) {
     let areas = space
         .attached()
         .and_then(|attached| attached.inspector.vmas().ok());
-    for area in areas.iter().flatten().filter(|area| area.movable) {
+    for area in areas.iter().flatten().filter(|area| area.is_movable()) {
         let part = PageRange::of_addresses(area.start, area.end).intersection(range);
         for piece in ours.uncovered(part) {
             if space.uffd().register_protectable(piece).is_ok() {

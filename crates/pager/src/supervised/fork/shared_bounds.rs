@@ -1,0 +1,168 @@
+//! How many pages of one program may be shared, and how many of those may stop being so unseen.
+//!
+//! Between two counts the group's estimate is lowered by all that may have ended the sharing of a page: faults of which
+//! nothing else is known, pages that left, exits. A program that maps files and shared memory has thousands of such
+//! faults and shares a few hundred pages. So what a look at its page table found bounds what is taken off the
+//! estimate until it forks again: no more pages can leave than are shared, and no more copies can be made unseen than
+//! are not write-protected.
+
+use crate::sync::{Mutex, lock};
+use memfold_sys::process::VirtualMemoryArea;
+use std::sync::Arc;
+
+/// The bounds of one address space. Any thread uses them; they have their own lock, the innermost.
+#[derive(Debug, Default)]
+pub(crate) struct SharedBounds(Mutex<Bounds>);
+
+#[derive(Debug)]
+struct Bounds {
+    /// Pages that may be shared.
+    pages: u64,
+    /// Those of which a write is not seen.
+    unprotected: u64,
+    /// Number of its forks so far.
+    forks: u64,
+    /// Where its anonymous pages may be, by the last look at its mappings, as `(start, end)`.
+    private: Option<Arc<[(u64, u64)]>>,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Bounds {
+            pages: u64::MAX,
+            unprotected: u64::MAX,
+            forks: 0,
+            private: None,
+        }
+    }
+}
+
+/// A look at the page table, from before it begins.
+#[derive(Debug)]
+pub(crate) struct Look {
+    forks: u64,
+    /// Where anonymous pages may be, if the mappings were looked at.
+    pub private: Option<Arc<[(u64, u64)]>>,
+}
+
+impl SharedBounds {
+    /// The program forked, or is a child: all that is in memory is shared, and not protected yet.
+    pub(crate) fn note_fork(&self) {
+        let mut bounds = lock(&self.0);
+        bounds.pages = u64::MAX;
+        bounds.unprotected = u64::MAX;
+        bounds.forks += 1;
+    }
+
+    /// Takes `pages` that are not in memory any more. Returns how many of them may have been shared.
+    pub(crate) fn take_left(&self, pages: u64) -> u64 {
+        let mut bounds = lock(&self.0);
+        let left = pages.min(bounds.pages);
+        bounds.pages -= left;
+        left
+    }
+
+    /// Takes `faults` that may have copied a page each. Returns how many copies they can have made.
+    pub(crate) fn take_copied(&self, faults: u64) -> u64 {
+        let mut bounds = lock(&self.0);
+        let copied = faults.min(bounds.unprotected).min(bounds.pages);
+        bounds.unprotected -= copied;
+        bounds.pages -= copied;
+        copied
+    }
+
+    /// Notes the mappings, in which anonymous pages may be.
+    pub(crate) fn note_mappings(&self, areas: &[VirtualMemoryArea]) -> Arc<[(u64, u64)]> {
+        let mut private: Vec<(u64, u64)> = Vec::new();
+        for area in areas.iter().filter(|area| area.may_be_shared()) {
+            match private.last_mut() {
+                Some((_, end)) if *end == area.start => *end = area.end,
+                _ => private.push((area.start, area.end)),
+            }
+        }
+        let private: Arc<[(u64, u64)]> = private.into();
+        lock(&self.0).private = Some(private.clone());
+        private
+    }
+
+    /// Has a child's looks go where its parent's do: both have the same mappings.
+    pub(crate) fn inherit(&self, parent: &SharedBounds) {
+        let private = lock(&parent.0).private.clone();
+        lock(&self.0).private = private;
+    }
+
+    /// Begins a look at the page table.
+    pub(crate) fn begin_look(&self) -> Look {
+        let bounds = lock(&self.0);
+        Look {
+            forks: bounds.forks,
+            private: bounds.private.clone(),
+        }
+    }
+
+    /// Ends a look that found so many shared pages, so many of them not protected. It says nothing if the program has
+    /// forked since.
+    pub(crate) fn end_look(&self, look: &Look, pages: u64, unprotected: u64) {
+        let mut bounds = lock(&self.0);
+        if bounds.forks == look.forks {
+            bounds.pages = pages;
+            bounds.unprotected = unprotected;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memfold_sys::process::AreaKind;
+
+    #[test]
+    fn no_more_is_taken_than_was_found() {
+        let bounds = SharedBounds::default();
+        assert_eq!(bounds.take_left(100), 100, "nothing is known");
+        assert_eq!(bounds.take_copied(100), 100);
+        let look = bounds.begin_look();
+        bounds.end_look(&look, 50, 20);
+        assert_eq!(bounds.take_copied(15), 15);
+        assert_eq!(bounds.take_copied(15), 5);
+        assert_eq!(bounds.take_copied(15), 0);
+        assert_eq!(bounds.take_left(25), 25);
+        assert_eq!(bounds.take_left(25), 5);
+        let look = bounds.begin_look();
+        bounds.end_look(&look, 5, 5);
+        assert_eq!(bounds.take_left(3), 3);
+        assert_eq!(bounds.take_copied(9), 2, "what left cannot be copied");
+    }
+
+    #[test]
+    fn a_look_from_before_a_fork_says_nothing() {
+        let bounds = SharedBounds::default();
+        let look = bounds.begin_look();
+        bounds.note_fork();
+        bounds.end_look(&look, 0, 0);
+        assert_eq!(bounds.take_copied(7), 7);
+        let look = bounds.begin_look();
+        bounds.end_look(&look, 0, 0);
+        assert_eq!(bounds.take_copied(7), 0);
+        bounds.note_fork();
+        assert_eq!(bounds.take_left(7), 7);
+    }
+
+    #[test]
+    fn a_child_is_looked_at_where_its_parent_is() {
+        let (parent, child) = (SharedBounds::default(), SharedBounds::default());
+        assert_eq!(child.begin_look().private, None);
+        let area = |start, end, kind| VirtualMemoryArea { start, end, kind };
+        let areas = [
+            area(0x1000, 0x2000, AreaKind::Guard),
+            area(0x2000, 0x4000, AreaKind::Movable),
+            area(0x4000, 0x5000, AreaKind::Private),
+            area(0x5000, 0x9000, AreaKind::Other),
+            area(0x9000, 0xa000, AreaKind::Anonymous),
+        ];
+        let noted = parent.note_mappings(&areas);
+        assert_eq!(*noted, [(0x2000, 0x5000), (0x9000, 0xa000)]);
+        child.inherit(&parent);
+        assert_eq!(child.begin_look().private, Some(noted));
+    }
+}
