@@ -42,6 +42,12 @@ mod waiting;
 const EXIT_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Change of the mapped pages that triggers a scan. More scans less often and finds new mappings later.
 const REMAPPED_TO_SCAN_PAGES: u64 = 16;
+/// A change that is smaller than such a part of the resident pages triggers a scan once the last one is
+/// [`SMALL_CHANGE_INTERVAL`] ago. A larger divisor scans more often; a smaller one leaves more unmanaged meanwhile.
+const SMALL_CHANGE: u64 = 16;
+/// In milliseconds. Longer scans less often programs that map and unmap a little all the time, and leaves that unmanaged
+/// for longer.
+const SMALL_CHANGE_INTERVAL: u64 = 50;
 /// Resident pages below which a program is not managed. More leaves more memory unreclaimable.
 pub(crate) const SMALLEST_PROGRAM_PAGES: i64 = 128;
 /// Assumed maximum growth of the programs, in bytes per second. A larger value samples more often near
@@ -295,6 +301,8 @@ impl Governor {
         let Some(attached) = space.attached() else {
             return;
         };
+        let now = self.group.resources.milliseconds();
+        space.sampling.scanned.store(now, Ordering::Relaxed);
         space.sampling.rescan.store(false, Ordering::Relaxed);
         space.sampling.grown_by_itself.store(0, Ordering::Relaxed);
         space.sampling.mapped_at_scan.store(
@@ -393,12 +401,16 @@ fn needs_scan(space: &AddressSpace) -> bool {
     // Under the limit the resident size does not grow, so new mappings show in the mapped size only.
     let mapped = space.sampling.mapped.load(Ordering::Relaxed);
     let remapped = mapped.abs_diff(space.sampling.mapped_at_scan.load(Ordering::Relaxed));
+    let resident = space.resident_pages();
+    let now = space.resources.milliseconds();
+    let is_small = remapped < resident.max(0) as u64 / SMALL_CHANGE
+        && now < space.sampling.scanned.load(Ordering::Relaxed) + SMALL_CHANGE_INTERVAL;
     space.attached().is_some()
         && !space.is_dead()
         && !space.is_detached()
         && !space.prepared.released.load(Ordering::Relaxed)
-        && space.resident_pages() >= SMALLEST_PROGRAM_PAGES
+        && resident >= SMALLEST_PROGRAM_PAGES
         && (space.sampling.grown_by_itself.load(Ordering::Relaxed) >= GROWTH_TO_SCAN_PAGES
-            || remapped >= REMAPPED_TO_SCAN_PAGES
+            || remapped >= REMAPPED_TO_SCAN_PAGES && !is_small
             || space.sampling.rescan.load(Ordering::Relaxed))
 }

@@ -11,6 +11,8 @@ pub(crate) struct Sampling {
     pub shared: AtomicU64,
     /// Mapped pages at the last scan of the mappings.
     pub mapped_at_scan: AtomicU64,
+    /// Time of the last scan of the mappings, in `Resources::milliseconds`; 0 before the first.
+    pub scanned: AtomicU64,
     /// The mappings are to be scanned, for example after a fault outside the managed ranges.
     pub rescan: AtomicBool,
     /// Growth of the resident pages since the last scan that the kernel served itself, so that the
