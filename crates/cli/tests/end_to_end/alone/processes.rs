@@ -1,6 +1,6 @@
 //! One limit over a tree of processes.
 
-use crate::support::{Limits, MIB, Program, compiled, short_or_long};
+use crate::support::{Limits, MIB, Program, compiled, memfold, short_or_long};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -87,7 +87,8 @@ fn a_program_that_changes_mappings_without_a_pause_does_not_hold_up_the_others()
 #[test]
 fn children_that_only_read_take_no_memory() {
     alone!(&["cc"]);
-    let program = Program::new(compiled("readers", &["readers.c"], &[])).args(["100", "12", "2"]);
+    let readers = compiled("readers", &["readers.c"], &[]);
+    let program = Program::new(&readers).args(["100", "12", "2"]);
     let outcome = program.run(Limits::Resident(112 * MIB));
     outcome.assert_success();
     assert_eq!(outcome.text(), "0 children read wrong\n");
@@ -95,4 +96,34 @@ fn children_that_only_read_take_no_memory() {
     let peak = outcome.number("peak_resident_bytes") as u64 / MIB;
     assert!((100..=112).contains(&peak), "{peak} MiB");
     assert!(outcome.number("pages_in") < 1000.0, "they were paged out");
+}
+
+/// Faults on memory that is shared anyhow are no copies of what forks share, whether or not the numbers of frames are shown.
+#[test]
+fn children_that_map_shared_memory_have_nothing_paged_out() {
+    alone!(&["cc", "setpriv"]);
+    let readers = compiled("readers", &["readers.c"], &[]);
+    for dropped in [None, Some("-sys_admin")] {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let mut command = match dropped {
+            None => Command::new(memfold()),
+            Some(capability) => {
+                let mut command = Command::new("setpriv");
+                command.args(["--bounding-set", capability, "--inh-caps", capability]);
+                command.arg(memfold());
+                command
+            }
+        };
+        command.args(["run", "--resident", "112M", "--stats"]);
+        command.arg(file.path()).arg("--").arg(&readers);
+        let output = command.args(["100", "12", "2", "40"]).output();
+        let output = output.expect("memfold");
+        assert!(output.status.success(), "{dropped:?}: {output:?}");
+        let statistics = std::fs::read(file.path()).expect("statistics");
+        let statistics: serde_json::Value = serde_json::from_slice(&statistics).expect("JSON");
+        let number = |name: &str| statistics[name].as_u64().expect(name);
+        assert!(number("peak_resident_bytes") <= 112 * MIB, "{statistics}");
+        let out = number("pages_out");
+        assert!(out < 1000, "{dropped:?}: {out} pages went out for nothing");
+    }
 }

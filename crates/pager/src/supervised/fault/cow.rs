@@ -83,6 +83,18 @@ impl AddressSpace {
         }
     }
 
+    /// After a fork: what is managed is protected, if it is, so that no more copies are made unseen than of `unmanaged` pages and
+    /// of those that stayed writable.
+    pub(crate) fn note_protected(&self, unmanaged: u64) {
+        if self.cow.write_protected.load(Ordering::Relaxed)
+            && let Some(writable) = self.cow.writable()
+        {
+            self.fork
+                .sharing
+                .note_protected(unmanaged + writable.pages());
+        }
+    }
+
     /// Number of pages that are not worth protecting.
     fn may_stay_writable(&self) -> u64 {
         let limit = self.resources.resident_limit_bytes() / PAGE_SIZE as u64;
@@ -93,6 +105,7 @@ impl AddressSpace {
     fn forget_protection(&self) {
         self.cow.write_protected.store(false, Ordering::Relaxed);
         self.cow.set_writable(None);
+        self.fork.sharing.note_unprotected();
     }
 
     /// Protects a range that becomes managed, if the others are protected.

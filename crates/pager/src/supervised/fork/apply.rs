@@ -171,6 +171,9 @@ impl AddressSpace {
         self.fork.family.join(self);
         self.fork.family.join(&child);
         child.protect_if_near();
+        let unmanaged = resident.saturating_sub(present);
+        self.note_protected(unmanaged);
+        child.note_protected(unmanaged);
         group.add_space(child.clone());
         concurrent.children.push((child.clone(), number, 0));
         child

@@ -54,6 +54,17 @@ impl SharedBounds {
         bounds.forks += 1;
     }
 
+    /// All but so many pages were protected since the last fork.
+    pub(crate) fn note_protected(&self, unprotected: u64) {
+        let mut bounds = lock(&self.0);
+        bounds.unprotected = bounds.unprotected.min(unprotected);
+    }
+
+    /// Nothing is protected any more.
+    pub(crate) fn note_unprotected(&self) {
+        lock(&self.0).unprotected = u64::MAX;
+    }
+
     /// Takes `pages` that are not in memory any more. Returns how many of them may have been shared.
     pub(crate) fn take_left(&self, pages: u64) -> u64 {
         let mut bounds = lock(&self.0);
@@ -145,6 +156,10 @@ mod tests {
         bounds.end_look(&look, 0, 0);
         assert_eq!(bounds.take_copied(7), 0);
         bounds.note_fork();
+        bounds.note_protected(3);
+        assert_eq!(bounds.take_copied(7), 3, "the others are protected");
+        bounds.note_unprotected();
+        assert_eq!(bounds.take_copied(7), 7);
         assert_eq!(bounds.take_left(7), 7);
     }
 
