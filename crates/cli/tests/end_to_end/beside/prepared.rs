@@ -154,3 +154,32 @@ fn a_guessed_token_inherits_nothing() {
     outcome.assert_success();
     assert_eq!(outcome.text(), "not welcomed\n", "{}", outcome.errors);
 }
+
+/// What forks share and may be written to without a fault is a 128th of the limit at most, in all of a family, whether the kernel
+/// reports forks or the library prepares them.
+#[test]
+fn few_copies_are_made_without_being_admitted() {
+    beside!(&["cc"]);
+    const LIMIT: u64 = 64 * MIB;
+    const FAMILY: u64 = 3;
+    let most = LIMIT / 4096 / 128 / FAMILY;
+    let found = |written: u64, options: &[&str]| -> u64 {
+        let program = Program::new(compiled("hotpages", &["hotpages.c"], &[]))
+            .args(["50", &written.to_string(), "6"])
+            .memfold_options(options);
+        let outcome = program.run(Limits::Resident(LIMIT));
+        outcome.assert_success();
+        outcome.text().trim().parse().expect("a number")
+    };
+    for written in [10, 20] {
+        let stayed = found(written, &[]);
+        assert!(
+            (written..=most).contains(&stayed),
+            "what is written all the time stays writable: {stayed} pages of {written}"
+        );
+    }
+    for (written, options) in [(200, &[][..]), (20, &PREPARED), (200, &PREPARED)] {
+        let stayed = found(written, options);
+        assert!(stayed <= most, "{stayed} pages, {options:?}");
+    }
+}

@@ -255,6 +255,8 @@ impl AddressSpace {
         for _ in 0..TRIES {
             match self.uffd().register_protectable(range) {
                 Ok(()) => {
+                    // What was to be protected at the fork was not registered yet.
+                    self.protect_new(range);
                     lock(&self.prepared.withheld).add(range);
                     lock(&self.prepared.marked).add(range);
                     return true;
