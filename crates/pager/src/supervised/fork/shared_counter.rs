@@ -254,7 +254,7 @@ enum Look {
     Found(SharedFrames),
     /// The program is gone, or it is a new child, whose process is not known yet and which shares everything with its parent.
     Absent,
-    /// The kernel does not tell (before Linux 6.7).
+    /// The kernel does not tell: it is older than Linux 6.7, or short of memory.
     Unknown,
 }
 
@@ -273,19 +273,18 @@ fn look_at(space: &AddressSpace, frames: &mut Vec<u64>) -> Look {
             areas.and_then(|areas| inspector.shared_frames(&bounds.note_mappings(&areas), frames))
         }
     };
+    let is_gone = inspector
+        .sizes()
+        .map_or(true, |sizes| sizes.resident_pages == 0);
     match found {
-        Ok(found)
-            if inspector
-                .sizes()
-                .is_ok_and(|sizes| sizes.resident_pages > 0) =>
-        {
-            bounds.end_look(&look, found.pages, found.unprotected);
-            Look::Found(found)
-        }
-        Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => Look::Unknown,
-        _ => {
+        _ if is_gone => {
             frames.truncate(before);
             Look::Absent
         }
+        Ok(found) => {
+            bounds.end_look(&look, found.pages, found.unprotected);
+            Look::Found(found)
+        }
+        Err(_) => Look::Unknown,
     }
 }
