@@ -182,9 +182,14 @@ pub(super) fn cycles_until_its_end(words: &[&str], limit: &str) -> (Output, u32)
     let mut program = command(words).spawn().expect("it starts");
     let mut cycles = 0;
     while program.try_wait().expect("a status").is_none() {
-        let attach = attach_under(limit, program.id());
+        let mut attach = attach_under(limit, program.id());
         std::thread::sleep(Duration::from_millis(150));
-        let detached = detach(program.id());
+        let mut detached = detach(program.id());
+        // On a busy machine it may not be attached yet, and would be until it ends.
+        while !detached.status.success() && attach.try_wait().expect("a status").is_none() {
+            std::thread::sleep(Duration::from_millis(20));
+            detached = detach(program.id());
+        }
         let attached = attach.wait_with_output().expect("it ends");
         if attached.status.success() && detached.status.success() {
             cycles += 1;
