@@ -32,17 +32,17 @@ fn a_static_program_is_held() {
 /// It has been running for some time when it is found.
 #[test]
 fn a_static_child_is_held() {
-    beside!(&["cc", "sh", "timeout"]);
-    let program = Program::new("sh").args(["-c", "timeout 3 \"$0\" \"$@\"; exit $?"]);
+    beside!(&["cc", "sh"]);
+    let program = Program::new(source("until-paged-out.sh"));
     assert_found_and_held(program.arg(static_verify()));
 }
 
-/// Of `verify`, which is ended after three seconds.
+/// Of `verify`, which `until-paged-out.sh` runs and ends.
 fn assert_found_and_held(program: Program) {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let results = folder.path().join("results");
     let outcome = program.args(["64", "0"]).arg(&results).run(LIMIT);
-    assert_eq!(outcome.code(), 124, "{}", outcome.errors);
+    assert_eq!(outcome.code(), 143, "{}", outcome.errors);
     outcome.assert_swapped(32 * MIB);
     let unmanaged = outcome.number("processes_unmanaged");
     assert_eq!(unmanaged, 0.0, "{}", outcome.errors);
@@ -53,16 +53,18 @@ fn assert_found_and_held(program: Program) {
 /// A tracer switches late starts off for the rest of the run, by a word in the library's file.
 #[test]
 fn a_static_program_is_held_after_a_program_was_traced() {
-    beside!(&["cc", "sh", "strace", "timeout"]);
-    let script = "strace -o /dev/null true; timeout 3 \"$0\" \"$@\"; exit $?";
+    beside!(&["cc", "sh", "strace"]);
+    let script = "strace -o /dev/null true; \"$0\" \"$@\"; exit $?";
     let program = Program::new("sh").args(["-c", script]);
+    let program = program.arg(source("until-paged-out.sh"));
     assert_found_and_held(program.arg(static_verify()));
 }
 
 #[test]
 fn a_program_without_the_variable_is_held() {
-    beside!(&["cc", "env", "timeout"]);
-    let program = Program::new("env").args(["-i", "timeout", "3"]);
+    beside!(&["cc", "env", "sh"]);
+    let program = Program::new("env").arg("-i");
+    let program = program.arg(source("until-paged-out.sh"));
     assert_found_and_held(program.arg(compiled("verify", &["verify.c"], &[])));
 }
 
