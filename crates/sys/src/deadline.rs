@@ -13,6 +13,10 @@ const OVERDUE_MAX: u32 = 32;
 /// Threads that are waiting past their deadline.
 static OVERDUE: AtomicU32 = AtomicU32::new(0);
 
+/// A deadline is waited for in so many parts: a pause of this whole process or machine uses up one of them, and what
+/// is to be waited for, which was paused as well, has the others.
+const PARTS: u32 = 20;
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// Threads that wait for work: to start one for each read of a starting program would cost more than the
@@ -37,7 +41,7 @@ fn worker() -> Option<mpsc::Sender<Job>> {
 }
 
 /// Runs `work` in another thread and returns its result; `None` if the result is not there within
-/// `patience`, or no thread can be had. The thread is left behind then and ends when its wait does.
+/// `patience` (pauses of this process do not count), or no thread can be had. The thread is left behind then and ends when its wait does.
 pub fn within<T: Send + 'static>(
     patience: Duration,
     work: impl FnOnce() -> T + Send + 'static,
@@ -58,7 +62,7 @@ pub fn within<T: Send + 'static>(
         }
     };
     worker.send(Box::new(job)).ok()?;
-    let result = receiver.recv_timeout(patience).ok();
+    let result = (0..PARTS).find_map(|_| receiver.recv_timeout(patience / PARTS).ok());
     if result.is_none() {
         OVERDUE.fetch_add(1, Ordering::Relaxed);
         if sides.fetch_add(1, Ordering::AcqRel) == 1 {
@@ -74,6 +78,55 @@ pub fn within<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
+    use std::process::{Command, Stdio};
+
+    /// Says by its presence that this process is the one to be paused.
+    const PAUSED: &str = "MEMFOLD_TEST_PAUSED";
+
+    /// Works until a byte comes, and says when it begins.
+    fn be_paused() {
+        let work = || {
+            std::io::stderr().write_all(b"!").unwrap();
+            std::io::stdin().read_exact(&mut [0])
+        };
+        let done = within(Duration::from_millis(400), work);
+        done.expect("it is done").expect("a byte");
+    }
+
+    #[test]
+    fn a_pause_does_not_count() {
+        if std::env::var_os(PAUSED).is_some() {
+            return be_paused();
+        }
+        for _ in 0..8 {
+            let mut paused = Command::new(std::env::current_exe().unwrap());
+            paused.args([
+                "--exact",
+                "deadline::tests::a_pause_does_not_count",
+                "--nocapture",
+            ]);
+            paused.env(PAUSED, "").stdin(Stdio::piped());
+            let mut paused = paused
+                .stderr(Stdio::piped())
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap();
+            let pid = rustix::process::Pid::from_child(&paused);
+            let signal = |signal| rustix::process::kill_process(pid, signal).unwrap();
+            paused
+                .stderr
+                .as_mut()
+                .unwrap()
+                .read_exact(&mut [0])
+                .unwrap();
+            signal(rustix::process::Signal::STOP);
+            std::thread::sleep(Duration::from_millis(600));
+            paused.stdin.as_mut().unwrap().write_all(b"!").unwrap();
+            signal(rustix::process::Signal::CONT);
+            assert!(paused.wait().unwrap().success());
+        }
+    }
 
     #[test]
     fn overdue_threads_are_bounded_and_end() {

@@ -305,10 +305,11 @@ fn proves_itself(
     }
     put(space, place, &proof)?;
     // The peer has proved nothing yet, so the read must not wait for what it maps there.
-    let found = inspector.read_page_within(place, PROOF_PATIENCE);
-    let is_read = found.is_some_and(|found| *found == proof);
+    let found = inspector
+        .read_page_within(place, PROOF_PATIENCE)
+        .ok_or_else(|| invalid("the page that proves its userfaultfd could not be read in time"))?;
     let is_present = inspector.present(start, end)? == [(place, end)];
-    Ok(is_read && is_present && inspector.has_mapping(start, end)?)
+    Ok(*found == proof && is_present && inspector.has_mapping(start, end)?)
 }
 
 /// Puts a page where there is none, also while mappings change for a moment.
