@@ -74,7 +74,9 @@ impl Podman {
 
     /// What a check of `doctor` says in a container of these options, with its remedy.
     fn doctor(&self, options: &[&str], check: &str) -> (String, String) {
-        let output = self.run(options, "memfold doctor --json");
+        // Podman 4.3 may lose what a container prints that ends at once.
+        let script = "memfold doctor --json; status=$?; sleep 0.3; exit $status";
+        let output = self.run(options, script);
         let found: serde_json::Value = serde_json::from_slice(&output.stdout)
             .unwrap_or_else(|error| panic!("{error}: {output:?}"));
         let checks = found["checks"].as_array().expect("checks");
