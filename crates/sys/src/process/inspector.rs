@@ -1,6 +1,6 @@
 //! Looking into another process: how large it is, what its threads do, what a page holds.
 
-use super::{Credentials, Process, ThreadSample, named_bytes, named_field, stat_field, text_of};
+use super::{Credentials, Process, ThreadSample, named_bytes, named_field, stat_field};
 use crate::{PAGE_SIZE, deadline};
 use std::fs::File;
 use std::io;
@@ -142,8 +142,8 @@ impl Inspector {
         };
         let mut buffer = [0; 1024];
         let length = stat.read_at(&mut buffer, 0)?;
-        let text = text_of(buffer[..length].to_vec());
-        stat_field(&text, 10).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        stat_field(&String::from_utf8_lossy(&buffer[..length]), 10)
+            .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// What the main thread ended with, as `wait` has it, if it has ended and one other thread is left.

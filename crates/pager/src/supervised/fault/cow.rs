@@ -58,12 +58,24 @@ impl AddressSpace {
         }
     }
 
-    /// Write-protects the managed ranges, or what of them is writable, if copying all resident pages would take the
-    /// group over its limit.
-    pub(crate) fn protect_if_near(&self) {
+    /// Whether copying all resident pages would take the group over its limit.
+    fn is_near_limit(&self) -> bool {
         let copies = bytes(self.resident_pages().max(0) as u64);
         let resources = &self.resources;
-        if resources.resident_bytes() + copies <= resources.resident_limit_bytes() {
+        resources.resident_bytes() + copies > resources.resident_limit_bytes()
+    }
+
+    /// Has the child of a prepared fork protected as it is registered, if it is near the limit.
+    pub(crate) fn protect_as_adopted(&self) {
+        if self.is_near_limit() {
+            self.cow.write_protected.store(true, Ordering::Relaxed);
+            self.cow.set_writable(Some(RangeSet::default()));
+        }
+    }
+
+    /// Write-protects the managed ranges, or what of them is writable, if the group is near its limit.
+    pub(crate) fn protect_if_near(&self) {
+        if !self.is_near_limit() {
             return;
         }
         let ranges = lock(&self.managed).ranges().to_vec();
@@ -117,12 +129,12 @@ impl AddressSpace {
         }
     }
 
-    /// `false` if the kernel refuses because mappings are changing.
+    /// `false` if the kernel refuses, as mappings are changing or have changed: some of it may be writable.
     fn protect(&self, ranges: &[PageRange]) -> bool {
         let ends = ranges_of(&lock(&self.thread_ends));
         for range in ranges {
             for part in ends.uncovered(*range) {
-                if self.uffd().protect(part) == Err(Errno::EAGAIN) {
+                if self.uffd().protect(part).is_err() {
                     return false;
                 }
             }

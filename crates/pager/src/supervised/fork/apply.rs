@@ -170,7 +170,11 @@ impl AddressSpace {
         self.note_origin();
         self.fork.family.join(self);
         self.fork.family.join(&child);
-        child.protect_if_near();
+        if self.resources.prepares_forks() {
+            child.protect_as_adopted();
+        } else {
+            child.protect_if_near();
+        }
         let unmanaged = resident.saturating_sub(present);
         self.note_protected(unmanaged);
         child.note_protected(unmanaged);

@@ -46,9 +46,10 @@ pub(crate) struct CountStart {
 }
 
 impl CountStart {
-    /// Whether a fork was pending.
-    fn is_forking(self) -> bool {
-        self.members.forking > 0
+    /// Whether what was counted since is of all `members`: no fork was pending then, and no address space was added
+    /// or removed since.
+    fn is_of(&self, members: &Members) -> bool {
+        members.forking == 0 && self.members == *members
     }
 }
 
@@ -121,7 +122,7 @@ impl SharedPages {
     /// that is still valid.
     pub(crate) fn bound(&self, pages: u64, start: CountStart) {
         let members = lock(&self.members);
-        if *members == start.members && !start.is_forking() {
+        if start.is_of(&members) {
             let before = self.pages.fetch_min(pages, Ordering::Relaxed);
             let above = pages.saturating_sub(before);
             self.uncertainty.fetch_min(above, Ordering::Relaxed);
@@ -140,13 +141,13 @@ impl SharedPages {
 
     /// Whether no fork was pending at `start`, and no address space was added or removed since.
     pub(crate) fn is_valid(&self, start: CountStart) -> bool {
-        !start.is_forking() && *lock(&self.members) == start.members
+        start.is_of(&lock(&self.members))
     }
 
     /// Sets the estimate to a count of proportional sizes begun at `start`. `false` if it is not valid any more.
     pub(crate) fn set(&self, pages: u64, start: CountStart) -> bool {
         let members = lock(&self.members);
-        let is_valid = !start.is_forking() && *members == start.members;
+        let is_valid = start.is_of(&members);
         if is_valid {
             // The count may or may not include COW breaks that happened during it.
             let meanwhile = self.lowered.load(Ordering::Relaxed) - start.lowered;

@@ -54,7 +54,9 @@ impl VmaScan {
     pub(crate) fn of(space: &AddressSpace, attached: &Attached) -> io::Result<VmaScan> {
         let areas = attached.inspector.vmas()?;
         #[cfg(not(simulated))]
-        space.fork.sharing.note_mappings(&areas);
+        if space.fork.forked.load(Ordering::Relaxed) {
+            space.fork.sharing.note_mappings(&areas);
+        }
         let mut scan = VmaScan::default();
         lock(&space.refused).age();
         for (index, area) in areas.iter().enumerate() {
