@@ -143,7 +143,7 @@ impl Inspector {
     }
 
     /// Looks for the anonymous pages of the ranges `(start, end)` that other processes map as well, and appends the number of
-    /// each one's frame, if the kernel shows it, to `frames`. The kernel walks the page tables of these ranges alone.
+    /// each one's frame, if the kernel shows it, to `frames`. The kernel walks the page tables of these ranges, and of what is between near ones.
     ///
     /// # Errors
     /// If the process is gone, and before Linux 6.7 (`ENOTTY`).
@@ -156,13 +156,18 @@ impl Inspector {
         let mut regions = new_regions();
         let mut entries = new_entries();
         let mut runs = Vec::new();
-        for &(start, end) in ranges {
+        for range in ranges.chunk_by(are_near) {
             runs.clear();
-            self.scan_into((start, end), ANONYMOUS, &mut regions, &mut runs)?;
-            for &(start, end) in &runs {
-                self.each_entry((start, end), &mut entries, |_, entry| {
+            self.scan_into(around(range), ANONYMOUS, &mut regions, &mut runs)?;
+            for near in runs.chunk_by(are_near) {
+                let mut rest = near;
+                self.each_entry(around(near), &mut entries, |at, entry| {
+                    while rest.first().is_some_and(|(_, end)| *end <= at) {
+                        rest = &rest[1..];
+                    }
+                    let is_wanted = rest.first().is_some_and(|(start, _)| *start <= at);
                     // It may have changed since the scan.
-                    if entry & (IN_MEMORY | OF_FILE | MAPPED_ONCE) != IN_MEMORY {
+                    if !is_wanted || entry & (IN_MEMORY | OF_FILE | MAPPED_ONCE) != IN_MEMORY {
                         return;
                     }
                     found.pages += 1;
@@ -233,6 +238,21 @@ impl Inspector {
         Ok(())
     }
 }
+
+/// Whether one call of the kernel for both ranges, and what is between them, takes it less time than two.
+fn are_near((_, end): &(u64, u64), (start, _): &(u64, u64)) -> bool {
+    *start < end + NEAR
+}
+
+/// What ranges in order are in.
+fn around(ranges: &[(u64, u64)]) -> (u64, u64) {
+    let start = ranges.first().map_or(0, |(start, _)| *start);
+    let end = ranges.last().map_or(0, |(_, end)| *end);
+    (start, end)
+}
+
+/// More bytes take longer to walk than a call of the kernel.
+const NEAR: u64 = 64 * PAGE_SIZE as u64;
 
 /// Bytes of a page's entry in the page map.
 const ENTRY: usize = size_of::<u64>();

@@ -17,8 +17,9 @@ use crate::supervised::fork::family::Family;
 use crate::supervised::fork::shared_estimate::CountStart;
 use crate::supervised::group::{Group, Watermarks};
 use crate::supervised::space::AddressSpace;
+use crate::supervised::util::pace::Pace;
 use crate::time::Instant;
-use memfold_sys::process::SharedFrames;
+use memfold_sys::process::{Inspector, SharedFrames};
 use memfold_sys::{PAGE_SIZE, thread};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,7 +30,7 @@ use std::time::Duration;
 /// the estimate inaccurate for longer.
 const PAUSE_FACTOR: u32 = 30;
 /// The same after a count that was invalidated, or whose uncertainty is large.
-const RETRY_FACTOR: u32 = 10;
+const RETRY_FACTOR: u32 = 20;
 /// Bounds of the pause between two counts.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(3);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
@@ -68,18 +69,42 @@ fn most_shared(sharers: &[Arc<AddressSpace>]) -> u64 {
     families.values().map(|(sum, largest)| sum - largest).sum()
 }
 
+/// Reading minor faults takes one part of a CPU in so many at most. A larger value lowers the estimate less often where
+/// there are many programs.
+const FAULTS_REST: u32 = 50;
+
 /// Lowers the estimate between counts. The governor owns it.
-#[derive(Default)]
 pub(crate) struct SharingWatch {
+    pace: Pace,
     /// Minor faults of each address space at the last sample.
     faults: HashMap<u64, u64>,
 }
 
+impl Default for SharingWatch {
+    fn default() -> SharingWatch {
+        SharingWatch {
+            pace: Pace::new(Duration::ZERO, FAULTS_REST),
+            faults: HashMap::new(),
+        }
+    }
+}
+
 impl SharingWatch {
-    /// Lowers the group's estimate by possible COW breaks, and requests a count if any program faulted.
+    /// Lowers the group's estimate by possible COW breaks, and requests a count if any program faulted. Where there are
+    /// many programs, it does so at some of the governor's samples only.
     pub(crate) fn update(&mut self, group: &Group) {
         let begun = group.resources.shared.begin_count();
         let sharers = sharers(group);
+        if !self.pace.is_due(sharers.len()) {
+            return;
+        }
+        let began = thread::cpu_time();
+        self.look_at(group, &sharers, begun);
+        let took = thread::cpu_time().saturating_sub(began);
+        self.pace.note(sharers.len(), took);
+    }
+
+    fn look_at(&mut self, group: &Group, sharers: &[Arc<AddressSpace>], begun: CountStart) {
         if sharers.len() < 2 {
             self.faults.clear();
             group.resources.shared.set(0, begun);
@@ -88,7 +113,7 @@ impl SharingWatch {
         let known = self.faults.len();
         let mut faults = HashMap::with_capacity(sharers.len());
         let (mut unknown, mut any) = (0, false);
-        for space in &sharers {
+        for space in sharers {
             let Some(Ok(now)) = space.inspector().map(|inspector| inspector.minor_faults()) else {
                 continue;
             };
@@ -111,7 +136,7 @@ impl SharingWatch {
         any |= faults.len() != known;
         self.faults = faults;
         group.resources.shared.lower_at_most(unknown);
-        group.resources.shared.bound(most_shared(&sharers), begun);
+        group.resources.shared.bound(most_shared(sharers), begun);
         if any {
             group.count_sharing();
         }
@@ -231,11 +256,8 @@ impl SharingCount {
                 continue;
             };
             // Read PSS and RSS in close succession, so that they match.
-            shared += match (inspector.proportional_bytes(), inspector.sizes()) {
-                (Ok(bytes), Ok(sizes)) if sizes.resident_pages > 0 => sizes
-                    .resident_pages
-                    .saturating_sub(bytes / PAGE_SIZE as u64),
-                // The program is gone, so none of the pages charged to it are its own.
+            shared += match (inspector.proportional_bytes(), pages_of(&inspector)) {
+                (Ok(bytes), Some(pages)) => pages.saturating_sub(bytes / PAGE_SIZE as u64),
                 _ => space.resident_pages() as u64,
             };
         }
@@ -247,6 +269,12 @@ impl SharingCount {
         }
         is_valid
     }
+}
+
+/// The resident pages of a program; `None` if it is gone, so that none of the pages charged to it are its own.
+fn pages_of(inspector: &Inspector) -> Option<u64> {
+    let sizes = inspector.sizes().ok()?;
+    (sizes.resident_pages > 0).then_some(sizes.resident_pages)
 }
 
 /// What a look at a page table told.
@@ -273,11 +301,8 @@ fn look_at(space: &AddressSpace, frames: &mut Vec<u64>) -> Look {
             areas.and_then(|areas| inspector.shared_frames(&bounds.note_mappings(&areas), frames))
         }
     };
-    let is_gone = inspector
-        .sizes()
-        .map_or(true, |sizes| sizes.resident_pages == 0);
     match found {
-        _ if is_gone => {
+        _ if pages_of(&inspector).is_none() => {
             frames.truncate(before);
             Look::Absent
         }

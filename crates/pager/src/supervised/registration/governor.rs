@@ -40,14 +40,17 @@ mod waiting;
 /// read more of `/proc` than a sample of sizes; a longer interval, as there is for the former where there are many
 /// programs ([`Pace`]), delays the exit of such programs.
 const EXIT_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// Checks of the former take so small a part of a CPU: a larger value delays the exit of such programs where there are many.
+const EXIT_CHECK_REST: u32 = 400;
 /// Change of the mapped pages that triggers a scan. More scans less often and finds new mappings later.
 const REMAPPED_TO_SCAN_PAGES: u64 = 16;
 /// A change that is smaller than such a part of the resident pages triggers a scan once the last one is
 /// [`SMALL_CHANGE_INTERVAL`] ago. A larger divisor scans more often; a smaller one leaves more unmanaged meanwhile.
 const SMALL_CHANGE: u64 = 16;
-/// In milliseconds. Longer scans less often programs that map and unmap a little all the time, and leaves that unmanaged
-/// for longer.
+/// In milliseconds, for each [`FEW`] programs, and at most. Longer scans less often programs that map and unmap a little
+/// all the time, and leaves that unmanaged for longer.
 const SMALL_CHANGE_INTERVAL: u64 = 50;
+const LONGEST_SMALL_CHANGE_INTERVAL: u64 = 500;
 /// Resident pages below which a program is not managed. More leaves more memory unreclaimable.
 pub(crate) const SMALLEST_PROGRAM_PAGES: i64 = 128;
 /// Assumed maximum growth of the programs, in bytes per second. A larger value samples more often near
@@ -114,7 +117,7 @@ impl Governor {
             handlers,
             sharing: SharingWatch::default(),
             last_exit_check: Instant::now(),
-            thread_exits: Pace::new(EXIT_CHECK_INTERVAL),
+            thread_exits: Pace::new(EXIT_CHECK_INTERVAL, EXIT_CHECK_REST),
             last_reminder: Instant::now(),
             last_watch: Instant::now(),
             unregistering: Unregistering::default(),
@@ -223,7 +226,7 @@ impl Governor {
         if copied >= manage_from {
             for space in &spaces {
                 let is_pending = self.unregistering.is_pending(space) || self.waiting.has(space.id);
-                if needs_scan(space) && !is_pending {
+                if needs_scan(space, spaces.len()) && !is_pending {
                     self.register_mappings(space);
                 }
             }
@@ -396,15 +399,17 @@ fn manage_from(group: &Group) -> u64 {
         .max(limit / 4)
 }
 
-/// Whether a program's mappings should be scanned.
-fn needs_scan(space: &AddressSpace) -> bool {
+/// Whether the mappings of one of so many programs should be scanned.
+fn needs_scan(space: &AddressSpace, programs: usize) -> bool {
     // Under the limit the resident size does not grow, so new mappings show in the mapped size only.
     let mapped = space.sampling.mapped.load(Ordering::Relaxed);
     let remapped = mapped.abs_diff(space.sampling.mapped_at_scan.load(Ordering::Relaxed));
     let resident = space.resident_pages();
-    let now = space.resources.milliseconds();
-    let is_small = remapped < resident.max(0) as u64 / SMALL_CHANGE
-        && now < space.sampling.scanned.load(Ordering::Relaxed) + SMALL_CHANGE_INTERVAL;
+    let interval = SMALL_CHANGE_INTERVAL * programs.div_ceil(FEW) as u64;
+    let due = space.sampling.scanned.load(Ordering::Relaxed)
+        + interval.min(LONGEST_SMALL_CHANGE_INTERVAL);
+    let is_small =
+        remapped < resident.max(0) as u64 / SMALL_CHANGE && space.resources.milliseconds() < due;
     space.attached().is_some()
         && !space.is_dead()
         && !space.is_detached()

@@ -2,27 +2,27 @@
 
 use std::time::{Duration, Instant};
 
-/// The interval in times of the CPU time that a look takes: a larger value takes less of a CPU, and looks less often
-/// where there are many programs.
-const REST: u32 = 400;
-
 /// The longest interval. Longer takes less of a CPU with a thousand programs, and delays what is looked for.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// When to look again: at an interval, or less often so that looks take 1/[`REST`] of a CPU at most. One thread owns it.
+/// When to look again: at an interval, or less often so that looks take a small part of a CPU. One thread owns it.
 #[derive(Debug)]
 pub(crate) struct Pace {
     shortest: Duration,
+    /// The interval in times of the CPU time that a look takes.
+    rest: u32,
     /// CPU time that a look at one program takes, averaged over looks.
     cost: Duration,
     last: Instant,
 }
 
 impl Pace {
-    /// A first look is due after `shortest`.
-    pub(crate) fn new(shortest: Duration) -> Pace {
+    /// A first look is due after `shortest`. Looks take one part of a CPU in `rest` at most: a larger value looks less
+    /// often where there are many programs.
+    pub(crate) fn new(shortest: Duration, rest: u32) -> Pace {
         Pace {
             shortest,
+            rest,
             cost: Duration::ZERO,
             last: Instant::now(),
         }
@@ -42,7 +42,7 @@ impl Pace {
 
     fn interval(&self, programs: usize) -> Duration {
         let programs = u32::try_from(programs).unwrap_or(u32::MAX);
-        let rest = self.cost.saturating_mul(REST).saturating_mul(programs);
+        let rest = self.cost.saturating_mul(self.rest).saturating_mul(programs);
         self.shortest.max(rest.min(LONGEST))
     }
 }
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn what_takes_long_is_done_less_often() {
-        let mut pace = Pace::new(Duration::from_millis(10));
+        let mut pace = Pace::new(Duration::from_millis(10), 400);
         assert!(!pace.is_due(1), "it has begun just now");
         for _ in 0..40 {
             pace.note(1, Duration::from_micros(20));

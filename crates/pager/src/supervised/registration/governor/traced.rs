@@ -24,6 +24,8 @@ use std::time::Duration;
 /// Interval of checks for tracers; longer where there are many programs ([`Pace`]), for those that were not found stopped
 /// at the last check. Longer costs less and delays the recall.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
+/// Checks take one part of a CPU in so many at most. A larger value costs less where there are many programs.
+const CHECK_REST: u32 = 400;
 /// Duration of a stop after which memory is brought back. Longer spares short stops, and makes a
 /// debugger's early reads fail.
 const HELD_AFTER: Duration = Duration::from_millis(15);
@@ -45,7 +47,7 @@ impl Default for Tracing {
         Tracing {
             stops: HashMap::new(),
             checked: Instant::now(),
-            pace: Pace::new(CHECK_INTERVAL),
+            pace: Pace::new(CHECK_INTERVAL, CHECK_REST),
         }
     }
 }
