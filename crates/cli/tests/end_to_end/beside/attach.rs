@@ -225,7 +225,8 @@ fn moving_memory_survives_attaching_and_detaching() {
         let (output, cycles) = cycles_until_its_end(&words, "18M");
         assert!(
             output.status.success(),
-            "{disturbances}: {}",
+            "{disturbances}: {}, {cycles} times attached: {}",
+            output.status,
             text(&output.stdout)
         );
         assert!(cycles >= rounds(), "{disturbances}: {cycles}");
