@@ -41,7 +41,8 @@ fn worker() -> Option<mpsc::Sender<Job>> {
 }
 
 /// Runs `work` in another thread and returns its result; `None` if the result is not there within
-/// `patience` (pauses of this process do not count), or no thread can be had. The thread is left behind then and ends when its wait does.
+/// `patience` (pauses of this process do not count), or no thread can be had. The thread is left behind then and
+/// ends when its wait does.
 pub fn within<T: Send + 'static>(
     patience: Duration,
     work: impl FnOnce() -> T + Send + 'static,

@@ -143,7 +143,8 @@ impl Inspector {
     }
 
     /// Looks for the anonymous pages of the ranges `(start, end)` that other processes map as well, and appends the number of
-    /// each one's frame, if the kernel shows it, to `frames`. The kernel walks the page tables of these ranges, and of what is between near ones.
+    /// each one's frame, if the kernel shows it, to `frames`. The kernel walks the page tables of these ranges, and of
+    /// what is between near ones.
     ///
     /// # Errors
     /// If the process is gone, and before Linux 6.7 (`ENOTTY`).

@@ -93,18 +93,18 @@ impl SharingWatch {
     /// Lowers the group's estimate by possible COW breaks, and requests a count if any program faulted. Where there are
     /// many programs, it does so at some of the governor's samples only.
     pub(crate) fn update(&mut self, group: &Group) {
-        let begun = group.resources.shared.begin_count();
-        let sharers = sharers(group);
-        if !self.pace.is_due(sharers.len()) {
+        if !self.pace.is_due(self.faults.len()) {
             return;
         }
         let began = thread::cpu_time();
-        self.look_at(group, &sharers, begun);
+        let begun = group.resources.shared.begin_count();
+        let sharers = sharers(group);
+        self.sample(group, &sharers, begun);
         let took = thread::cpu_time().saturating_sub(began);
         self.pace.note(sharers.len(), took);
     }
 
-    fn look_at(&mut self, group: &Group, sharers: &[Arc<AddressSpace>], begun: CountStart) {
+    fn sample(&mut self, group: &Group, sharers: &[Arc<AddressSpace>], begun: CountStart) {
         if sharers.len() < 2 {
             self.faults.clear();
             group.resources.shared.set(0, begun);
