@@ -79,8 +79,7 @@ fn a_table_of_busybox_is_attached_and_detached_again_and_again() {
     let mut cycles = 0;
     while cycles < least {
         let (output, more) = cycles_until_its_end(&words, "16M");
-        assert!(output.status.success(), "{}", text(&output.stdout));
-        assert_eq!(text(&output.stdout), text(&native.stdout));
+        assert_eq!(output, text(&native.stdout));
         assert!(more > 0, "it was never attached");
         cycles += more;
     }
@@ -112,8 +111,7 @@ fn torture_of_musl_survives_attaching_and_detaching() {
             "--disturb",
             DISTURBANCES,
         ];
-        let (output, cycles) = cycles_until_its_end(&words, "18M");
-        assert!(output.status.success(), "{name}: {}", text(&output.stdout));
+        let (_, cycles) = cycles_until_its_end(&words, "18M");
         assert!(cycles >= 2 * rounds(), "{name}: {cycles}");
     }
 }
