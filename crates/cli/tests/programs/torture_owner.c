@@ -37,13 +37,41 @@ static void use_again(struct verifier *verifier, struct region *region, struct p
             rewrite_page(verifier, region, page);
 }
 
-/* mremap refuses a region that has come to consist of several mappings.  Maps it anew. */
-static void renew(struct verifier *verifier, struct region *region, const char *what)
+/* How many of the first pages are at a target that had no access.  Since Linux 6.17 mremap to a fixed address moves one
+ * mapping after the other, and may have moved some before it refuses one.  What they have left may be another
+ * thread's by now. */
+static size_t moved_pages(const struct verifier *verifier, const uint64_t *target, size_t pages)
+{
+    size_t moved = 0;
+    char byte;
+    while (moved < pages && write(verifier->pipe[1], target + moved * WORDS, 1) == 1) {
+        if (read(verifier->pipe[0], &byte, 1) != 1)
+            fail_call("read of a byte");
+        moved++;
+    }
+    if (moved < pages && errno != EFAULT)
+        fail_call("write of a byte");
+    return moved;
+}
+
+/* Unmaps what has not moved. */
+static void unmap_rest(uint64_t *from, size_t moved, size_t pages)
+{
+    if (moved < pages && munmap(from + moved * WORDS, (pages - moved) * PAGE))
+        fail_call("munmap of what has not moved");
+}
+
+/* mremap refuses a region that has come to consist of several mappings. */
+static void must_be_refused(const char *what)
 {
     if (errno != EFAULT)
         fail_call(what);
-    if (munmap(region->at, region->pages * PAGE))
-        fail_call("munmap of a whole region");
+}
+
+/* Maps a region anew that was refused, of which some pages had moved. */
+static void renew(struct verifier *verifier, struct region *region, size_t moved)
+{
+    unmap_rest(region->at, moved, region->pages);
     region->at = map_anonymous(region->pages);
     region->wiped_on_fork = 0;
     struct part whole = {0, region->pages};
@@ -61,7 +89,8 @@ static void resize(struct verifier *verifier, struct region *region, int grow)
         return;
     uint64_t *at = mremap(region->at, region->pages * PAGE, pages * PAGE, MREMAP_MAYMOVE);
     if (at == MAP_FAILED) {
-        renew(verifier, region, "mremap, resizing");
+        must_be_refused("mremap, resizing");
+        renew(verifier, region, 0);
         return;
     }
     struct part tail = {region->pages, grow ? by : 0};
@@ -81,8 +110,10 @@ static void move_whole(struct verifier *verifier, struct region *region)
     uint64_t *at = mremap(region->at, region->pages * PAGE, region->pages * PAGE,
                           MREMAP_MAYMOVE | MREMAP_FIXED, target);
     if (at == MAP_FAILED) {
-        munmap(target, region->pages * PAGE);
-        renew(verifier, region, "mremap, moving");
+        must_be_refused("mremap, moving");
+        size_t moved = moved_pages(verifier, target, region->pages);
+        unmap_rest(target, 0, region->pages);
+        renew(verifier, region, moved);
         return;
     }
     region->at = at;
@@ -100,8 +131,9 @@ static void move_part(struct verifier *verifier, struct region *region)
     uint64_t *away = mremap(home, part.pages * PAGE, part.pages * PAGE,
                             MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, target);
     if (away == MAP_FAILED) {
-        munmap(target, part.pages * PAGE);
-        renew(verifier, region, "mremap of a part");
+        must_be_refused("mremap of a part");
+        unmap_rest(target, 0, part.pages);
+        renew(verifier, region, 0);
         return;
     }
     for (size_t i = 0; i < part.pages; i += 1 + part.pages / 32) {
@@ -109,14 +141,19 @@ static void move_part(struct verifier *verifier, struct region *region)
         uint32_t generation = region->record[page].current;
         verify_stamp("part moved away", away + i * WORDS, identity_of(region, page), generation);
     }
+    if (mprotect(home, part.pages * PAGE, PROT_NONE))
+        fail_call("mprotect of a part's home");
     void *back = mremap(away, part.pages * PAGE, part.pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, home);
-    if (back == MAP_FAILED && errno == EFAULT) {
-        /* It has come to consist of several mappings, and what is at home is empty. */
-        if (munmap(away, part.pages * PAGE))
-            fail_call("munmap of a part that cannot go back");
-        now_zero(region, part);
-    } else if (back != home)
-        fail_call("mremap of a part, back");
+    if (back == MAP_FAILED) {
+        must_be_refused("mremap of a part, back");
+        size_t moved = moved_pages(verifier, home, part.pages);
+        unmap_rest(away, moved, part.pages);
+        if (mprotect(home, part.pages * PAGE, PROT_READ | PROT_WRITE))
+            fail_call("mprotect of a part's home, back");
+        /* What is there is empty. */
+        struct part lost = {part.first + moved, part.pages - moved};
+        now_zero(region, lost);
+    }
     verify_part("part moved back", region, part);
 }
 
@@ -125,7 +162,8 @@ static void move_and_leave(struct verifier *verifier, struct region *region)
     uint64_t *old = region->at;
     uint64_t *at = mremap(old, region->pages * PAGE, region->pages * PAGE, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, 0);
     if (at == MAP_FAILED) {
-        renew(verifier, region, "mremap, leaving the mapping");
+        must_be_refused("mremap, leaving the mapping");
+        renew(verifier, region, 0);
         return;
     }
     region->at = at;
