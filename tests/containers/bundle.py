@@ -57,6 +57,14 @@ def mount(destination, kind, options):
     return {"destination": destination, "type": kind, "source": source, "options": options}
 
 
+def namespaces():
+    """A container has one of cgroups where they are of version 2."""
+    kinds = ["pid", "ipc", "uts", "mount", "network"]
+    if os.path.exists("/sys/fs/cgroup/cgroup.controllers"):
+        kinds.append("cgroup")
+    return [{"type": kind} for kind in kinds]
+
+
 def bundle(options):
     device = os.stat(USERFAULTFD)
     capabilities = CAPABILITIES if options.user == 0 else []
@@ -92,7 +100,7 @@ def bundle(options):
             mount("/run", "tmpfs", ["nosuid", "nodev", "mode=755"]),
         ],
         "linux": {
-            "namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")],
+            "namespaces": namespaces(),
             "devices": [
                 {
                     "path": USERFAULTFD,

@@ -6,7 +6,8 @@
 #
 # The image comes from no registry. Programs are in its /usr/bin. Containers have no network. With ROOTLESS=UID Podman
 # runs as that user, who needs no entry in /etc/subuid: root in the container is that user, and there is no other.
-set -eu
+set -euo pipefail
+here="$(cd "$(dirname "$0")" && pwd)"
 what="$1"
 folder="$2"
 if [ -z "${MEMFOLD_OWN_MOUNTS:-}" ]; then
@@ -29,25 +30,7 @@ podman() {
 }
 case "$what" in
     image)
-        root="$folder/image"
-        mkdir -p "$root/usr/bin" "$root/etc" "$root/run" "$root/tmp" "$root/proc" "$root/sys" "$root/dev"
-        chmod 1777 "$root/tmp"
-        ln -s usr/bin "$root/bin"
-        echo 'root:x:0:0::/root:/bin/sh' > "$root/etc/passwd"
-        cp "$(command -v busybox)" "$root/usr/bin/busybox"
-        for name in sh cat grep id ls mkdir rm sed seq sleep sort true; do
-            ln -s busybox "$root/usr/bin/$name"
-        done
-        for file in "$@"; do
-            # The last one of a name counts: a program is not replaced by an applet.
-            cp -L --remove-destination "$file" "$root/usr/bin/"
-            for library in $(ldd "$file" 2> /dev/null | grep -o '/[^ ]*'); do
-                mkdir -p "$root${library%/*}"
-                cp -L "$library" "$root$library"
-            done
-        done
-        tar -C "$root" --owner=0 --group=0 -c . | podman import - memfold-tests > /dev/null
-        rm -rf "$root"
+        "$here/image.sh" "$folder/image" "$@" | podman import - memfold-tests > /dev/null
         ;;
     run)
         # Podman would raise these, which not every root may.

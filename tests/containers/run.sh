@@ -14,6 +14,7 @@ if [ -z "${MEMFOLD_OWN_MOUNTS:-}" ]; then
 fi
 folder="$(mktemp -d)"
 # Its directories alone: whatever is mounted there goes with the mount namespace.
+# shellcheck disable=SC2154 # It is, in the same words.
 trap 'status=$?; umount -R -l "$folder/root"; rm -f "$folder/config.json"; rmdir "$folder/root" "$folder"; exit $status' EXIT
 mkdir "$folder/root"
 # crun knows the first and the second version of cgroups, but not both at a time.

@@ -1,7 +1,8 @@
 # In a machine of run.sh, with --host-root: memfold's end-to-end tests, as they were built on the other machine, with its
 # compiler, Redis and all else. TESTS is their program, BINARY memfold's, FOLDER the crate's, FILTER names those that
-# run (all if empty), and ROUNDS is MEMFOLD_TEST_ROUNDS. Without TESTS: what `doctor` and `run` say.
+# run (all if empty), and CGROUPS=2 gives them version 2 of cgroups. Without TESTS: what `doctor` and `run` say.
 uname -r
+[ -z "$CGROUPS" ] || mount -t cgroup2 cgroup2 /host/sys/fs/cgroup || exit 1
 # Written to, they are in memory: the other machine may build them anew.
 for file in "$TESTS" "$BINARY"; do
     [ -z "$file" ] || touch "/host/$file"
@@ -16,7 +17,7 @@ fi
 cat > /host/tmp/tests <<END
 cd "$FOLDER"
 ulimit -n "\$(ulimit -Hn)"
-export MEMFOLD_TEST_ROUNDS="${ROUNDS:-1}" MEMFOLD_TEST_PATIENCE="${EMULATED:+10}" CARGO_MANIFEST_DIR="$FOLDER"
+export MEMFOLD_TEST_ROUNDS=1 MEMFOLD_TEST_PATIENCE="${EMULATED:+10}" CARGO_MANIFEST_DIR="$FOLDER"
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 exec "$TESTS" --test-threads 1 $FILTER
 END

@@ -14,6 +14,10 @@ const PROGRAMS: &str = "alone::torture::pages_survive alone::torture::a_tree_of_
 const PROGRAMS_EMULATED: &str = "alone::torture::pages_survive_m alone::torture::pages_survive_reclaim_alone \
     alone::crash beside::crash::the_supervisors_death_ends_the_program_before";
 
+/// What of containers ends within minutes on an emulated processor.
+const CONTAINERS: &str =
+    "beside::containers::the_containers_memory beside::containers::a_tree_of_forks";
+
 /// As `run.sh` decides.
 fn has_kvm() -> bool {
     let processor = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -75,6 +79,17 @@ fn a_share_is_of_what_version_2_of_cgroups_allows() {
     assert_eq!(text.matches("half of ").count(), 4, "{text}");
 }
 
+/// Containers there have a namespace of cgroups, and see nothing but their own.
+#[test]
+fn containers_are_held_on_version_2_of_cgroups() {
+    only_in_the_long_form!();
+    alone!(TOOLS);
+    let Some(kernel) = kernel(&[], None) else {
+        return;
+    };
+    run_tests_in(&kernel, CONTAINERS, &[("CGROUPS", "2")]);
+}
+
 /// Boots it, for so many seconds at most.
 fn boot(kernel: &PathBuf, seconds: u32, variables: &[(&str, &str)]) -> Output {
     let set = variables
@@ -92,13 +107,11 @@ fn boot(kernel: &PathBuf, seconds: u32, variables: &[(&str, &str)]) -> Output {
         .expect("run.sh runs")
 }
 
-fn run_tests_in(kernel: &PathBuf, filter: &str, rounds: u32) {
+/// Runs those of these tests that `filter` names, with further variables of `programs.sh`.
+fn run_tests_in(kernel: &PathBuf, filter: &str, more: &[(&str, &str)]) {
     let tests = std::env::current_exe().expect("this program");
-    let variables = [
-        ("TESTS", &*tests.to_string_lossy()),
-        ("FILTER", filter),
-        ("ROUNDS", &rounds.to_string()),
-    ];
+    let tests = tests.to_string_lossy();
+    let variables = [&[("TESTS", &*tests), ("FILTER", filter)], more].concat();
     let output = boot(kernel, 1800, &variables);
     let text = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -155,7 +168,7 @@ fn the_distributions_kernel_runs_programs_or_says_what_it_lacks() {
             } else {
                 PROGRAMS_SHORT
             };
-            run_tests_in(&kernel, programs, 1);
+            run_tests_in(&kernel, programs, &[]);
         }
         other => panic!("{release}: {other:?}: {text}"),
     }
@@ -182,6 +195,6 @@ fn programs_run_on_other_kernels() {
         PROGRAMS_EMULATED
     };
     for kernel in kernels.into_iter().flatten() {
-        run_tests_in(&kernel, programs, 1);
+        run_tests_in(&kernel, programs, &[]);
     }
 }

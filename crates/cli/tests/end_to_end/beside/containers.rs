@@ -20,14 +20,39 @@ pub(super) const REDIS_SAVES: &str = "
     [ \"$(ask debug digest)\" = \"$digest\" ] || exit 4
     ask shutdown nosave; wait; sed -n '/^{/,$p' /tmp/log";
 
+pub(super) const DEVICE: &str = "--device=/dev/userfaultfd";
+/// Of the device, in some tests.
+pub(super) const DEVICE_GROUP: u32 = 4711;
+
+/// The option of Docker and Podman that gives a container a device of this group and mode.
+pub(super) fn device_option(stage: &Stage, group: u32, mode: &str) -> String {
+    let node = stage.path(&format!("userfaultfd-{group}"));
+    let made = Command::new("sh")
+        .args([
+            "-ec",
+            "cp -a /dev/userfaultfd \"$1\"; chgrp \"$2\" \"$1\"; chmod \"$3\" \"$1\"",
+            "sh",
+        ])
+        .arg(&node)
+        .args([&group.to_string(), mode])
+        .status();
+    assert!(made.is_ok_and(|status| status.success()), "no device");
+    format!("--device={}:/dev/userfaultfd", node.display())
+}
+
 /// `tests/containers`, of the repository.
-fn scripts() -> PathBuf {
+pub(super) fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/containers")
+}
+
+/// What `tests/containers/fetch.sh` has unpacked, if it was called.
+pub(super) fn unpacked() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("containers")
 }
 
 /// The seccomp profile of containers-common: installed, or unpacked by `tests/containers/fetch.sh`.
 fn profile() -> Option<PathBuf> {
-    let unpacked = Path::new(env!("CARGO_TARGET_TMPDIR")).join("containers");
+    let unpacked = unpacked();
     let roots = [unpacked.as_path(), Path::new("/")];
     let profiles = roots.map(|root| root.join("usr/share/containers/seccomp.json"));
     let found = profiles.into_iter().find(|profile| profile.is_file());

@@ -12,6 +12,7 @@ mod containers;
 pub mod crash;
 mod debuggers;
 pub mod departures;
+mod docker;
 mod few_descriptors;
 mod first_hour;
 mod growth;

@@ -1,6 +1,8 @@
 //! Podman itself, with its default capabilities and seccomp profile. The image is made of the programs under test.
 
-use super::containers::{REDIS_SAVES, assert_paged_out, number};
+use super::containers::{
+    DEVICE, DEVICE_GROUP, REDIS_SAVES, assert_paged_out, device_option, number,
+};
 use crate::support::{OTHER, STRANGER, Stage, compiled, find_program, skip};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -8,9 +10,6 @@ use std::process::{Command, Output};
 const TOOLS: [&str; 5] = ["cc", "busybox", "crun", "podman", "unshare"];
 /// What `podman.sh` calls its image.
 const IMAGE: &str = "memfold-tests";
-/// Of the device, in some tests.
-const GROUP: u32 = 4711;
-const DEVICE: &str = "--device=/dev/userfaultfd";
 
 /// A script of `tests/containers`.
 fn script() -> PathBuf {
@@ -90,18 +89,7 @@ impl Podman {
 
     /// The option that gives a container a device of this group, or of root alone.
     fn device(&self, group: u32, mode: &str) -> String {
-        let node = self.stage.path(&format!("userfaultfd-{group}"));
-        let made = Command::new("sh")
-            .args([
-                "-ec",
-                "cp -a /dev/userfaultfd \"$1\"; chgrp \"$2\" \"$1\"; chmod \"$3\" \"$1\"",
-                "sh",
-            ])
-            .arg(&node)
-            .args([&group.to_string(), mode])
-            .status();
-        assert!(made.is_ok_and(|status| status.success()), "no device");
-        format!("--device={}:/dev/userfaultfd", node.display())
+        device_option(&self.stage, group, mode)
     }
 }
 
@@ -112,8 +100,8 @@ fn a_tree_of_forks_is_managed_in_podmans_container() {
     let podman = Podman::with(&[&compiled("forktree", &["forktree.c"], &[])]);
     let script = "cd /tmp && memfold run --resident 16M --stats - -- forktree 24";
     let user = format!("--user={STRANGER}:{STRANGER}");
-    let device = podman.device(GROUP, "660");
-    let group = format!("--group-add={GROUP}");
+    let device = podman.device(DEVICE_GROUP, "660");
+    let group = format!("--group-add={DEVICE_GROUP}");
     for options in [&[DEVICE][..], &[user.as_str(), &group, &device]] {
         let out = podman.succeeds(options, script);
         assert!(out.contains("forktree ok: 3 levels, 2 orphans\n"), "{out}");
@@ -155,9 +143,9 @@ fn doctor_prints_podmans_own_options() {
     beside!(&TOOLS);
     let podman = Podman::with(&[]);
     let user = format!("--user={STRANGER}:{STRANGER}");
-    let of_group = podman.device(GROUP, "660");
+    let of_group = podman.device(DEVICE_GROUP, "660");
     let of_root = podman.device(0, "600");
-    let group = format!("podman run --device /dev/userfaultfd --group-add {GROUP} …");
+    let group = format!("podman run --device /dev/userfaultfd --group-add {DEVICE_GROUP} …");
     for (options, remedy) in [
         (&[][..], "podman run --device /dev/userfaultfd …"),
         (&[user.as_str(), &of_group], &group),
