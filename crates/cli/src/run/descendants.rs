@@ -10,7 +10,9 @@ use memfold_sys::deadline;
 use memfold_sys::privilege;
 use memfold_sys::process::{self, proc_text};
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
 use std::fs;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -233,7 +235,7 @@ impl Descendants {
 
     /// The image as it is known, or a new one where the process or its program changed.
     fn image_of(&mut self, pid: i32, started: u64) -> Image {
-        let executable = fs::read_link(format!("/proc/{pid}/exe")).ok();
+        let executable = executable_of(pid);
         match self.images.remove(&pid) {
             Some(known) if known.started == started && known.executable == executable => known,
             _ => Image {
@@ -244,6 +246,19 @@ impl Descendants {
             },
         }
     }
+}
+
+/// What a process executes, by its name; the same once the file is removed or replaced, as an update does it. (To ask for
+/// the file itself may take as long as a FUSE file system likes.)
+fn executable_of(pid: i32) -> Option<PathBuf> {
+    let name = fs::read_link(format!("/proc/{pid}/exe"))
+        .ok()?
+        .into_os_string();
+    let mut name = name.into_vec();
+    if let Some(kept) = name.strip_suffix(b" (deleted)") {
+        name.truncate(kept.len());
+    }
+    Some(OsString::from_vec(name).into())
 }
 
 /// Resident memory of a process, of all kinds.
@@ -292,6 +307,38 @@ mod tests {
         }
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_program_whose_file_goes_away_is_found_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("sleep");
+        fs::copy("/bin/sleep", &file).unwrap();
+        let mut child = started(&file);
+        let pid = child.id() as i32;
+        let mut descendants = Descendants::new(Path::new("/no/library"), None);
+        let mut found = |descendants: &mut Descendants| {
+            descendants.images.get_mut(&pid).unwrap().since -= GRACE;
+            let findings = descendants.look(&Known::default());
+            findings.iter().filter(|one| one.pid == pid).count()
+        };
+        descendants.look(&Known::default());
+        assert_eq!(found(&mut descendants), 1);
+        fs::remove_file(&file).unwrap();
+        assert_eq!(found(&mut descendants), 0);
+        assert_eq!(found(&mut descendants), 0, "it is the same program");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// A child that another test forks meanwhile may have a new file open for writing for a moment.
+    fn started(file: &Path) -> std::process::Child {
+        loop {
+            match Command::new(file).arg("30").spawn() {
+                Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {}
+                child => return child.unwrap(),
+            }
+        }
     }
 
     #[test]
