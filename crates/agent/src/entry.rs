@@ -7,7 +7,7 @@
 
 use crate::fork::join_late;
 use crate::start::{BEACON, EXECUTED, WAITING_PROCESS, is_sandboxed, start};
-use crate::state::REFUSED;
+use crate::state::{IS_BROUGHT, REFUSED};
 use crate::system;
 use core::sync::atomic::Ordering;
 use memfold_sys::hello::brought;
@@ -26,6 +26,7 @@ extern "C" fn enter(how: u64) -> u32 {
         // Else it has the memory of another process, or a copy that no handler saw.
         _ => waiting == system::own_process(),
     };
+    IS_BROUGHT.store(u32::from(how == brought::BY_SUPERVISOR), Ordering::Relaxed);
     if !may_start || BEACON.load(Ordering::Relaxed) != 0 || is_sandboxed() {
         return REFUSED;
     }

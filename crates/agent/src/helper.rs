@@ -3,7 +3,8 @@
 use crate::message::{connect, receive, send};
 use crate::rendezvous::{carries, rendezvous};
 use crate::state::{
-    ADDRESS_SPACE, Handover, MANAGED, READY, REFUSED, STRANDED, UNANNOUNCED, let_go, set_channel,
+    ADDRESS_SPACE, Handover, IS_BROUGHT, MANAGED, READY, REFUSED, STRANDED, UNANNOUNCED, drop_note,
+    let_go, set_channel,
 };
 use crate::system::die;
 use crate::{carry, dispatch, system};
@@ -195,9 +196,13 @@ impl Helper {
             match channel.dismissed.load(Ordering::Acquire) {
                 0 => {}
                 RELEASED if let_go(channel) => {
+                    self.drop_stage();
                     // It is sealed, so it stays, as any other memory of the program's: a later memfold may manage it.
                     let length = (STAGE_PAGES + TRASH_PAGES) * PAGE_SIZE;
                     let _ = system::give_to_children(self.stage, length);
+                    if IS_BROUGHT.load(Ordering::Relaxed) != 0 {
+                        drop_note();
+                    }
                     system::exit_thread(0)
                 }
                 // It is asked again.
@@ -217,6 +222,15 @@ impl Helper {
             done = posted;
             futex::wake_all(&channel.done);
         }
+    }
+
+    /// Drops what is left in the stage of a program that was let go: the page that proved its userfaultfd. Unregistered
+    /// first, as an event would be waited for otherwise.
+    fn drop_stage(&self) {
+        let length = STAGE_PAGES * PAGE_SIZE;
+        let unregistered = self.uffd.unregister(self.stage as u64, length as u64);
+        // What cannot be dropped is one page.
+        let _ = unregistered.and_then(|()| system::drop_pages(self.stage, length));
     }
 
     /// Executes a command and notes that it is done, the latter *inside* the gate: an event that

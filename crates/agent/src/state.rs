@@ -59,6 +59,17 @@ pub fn make_note() -> Result<(), Errno> {
     made
 }
 
+/// 1 where the supervisor brought the library: no thread of the program comes into it by itself.
+pub static IS_BROUGHT: AtomicU32 = AtomicU32::new(0);
+
+/// Unmaps the note of a program that was let go. The last thread in the library calls this, where it was brought.
+pub fn drop_note() {
+    let page = CHANNEL_NOTE.swap(0, Ordering::Relaxed);
+    if page != 0 {
+        system::unmap(page, PAGE_SIZE);
+    }
+}
+
 /// What every fork wipes.
 #[repr(C)]
 struct Note {
@@ -70,7 +81,8 @@ struct Note {
 
 fn note() -> Option<&'static Note> {
     let address = CHANNEL_NOTE.load(Ordering::Relaxed) as *const Note;
-    // SAFETY: null, or a page made by `make_note` for these words alone, which is never unmapped.
+    // SAFETY: null, or a page made by `make_note` for these words alone, which stays mapped while any thread is in here
+    // (`drop_note`).
     unsafe { address.as_ref() }
 }
 

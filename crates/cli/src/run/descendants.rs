@@ -317,7 +317,7 @@ mod tests {
         let mut child = started(&file);
         let pid = child.id() as i32;
         let mut descendants = Descendants::new(Path::new("/no/library"), None);
-        let mut found = |descendants: &mut Descendants| {
+        let found = |descendants: &mut Descendants| {
             descendants.images.get_mut(&pid).unwrap().since -= GRACE;
             let findings = descendants.look(&Known::default());
             findings.iter().filter(|one| one.pid == pid).count()

@@ -10,7 +10,10 @@ const KEYS: usize = 30_000;
 const CHANGED: usize = KEYS / 3;
 
 /// A server without memfold.
-struct Server(Child);
+struct Server {
+    process: Child,
+    port: u16,
+}
 
 impl Server {
     fn start(folder: &Path) -> (Server, RedisClient) {
@@ -21,13 +24,42 @@ impl Server {
             .arg(folder)
             .stdout(Stdio::null())
             .spawn();
-        let server = Server(server.expect("it starts"));
+        let process = server.expect("it starts");
+        let server = Server { process, port };
         let client = RedisClient::connect(port);
         (server, client.expect("the server answers"))
     }
 }
 
 impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Fifty clients that write other keys all the time.
+struct Load(Child);
+
+impl Load {
+    fn on(server: &Server) -> Load {
+        let port = server.port.to_string();
+        let load = Command::new("redis-benchmark")
+            .args(["-p", &port, "-r", "20000", "-l", "-q"])
+            .args(["set", "load:__rand_int__", &"x".repeat(500)])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        Load(load.expect("it starts"))
+    }
+
+    /// It has had answers to all that it asked.
+    fn assert_goes_on(&mut self) {
+        assert_eq!(self.0.try_wait().expect("a status"), None);
+    }
+}
+
+impl Drop for Load {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -47,14 +79,15 @@ fn save_and_change(client: &mut RedisClient, after: fn(usize) -> Vec<u8>) {
 
 #[test]
 fn redis_saves_in_the_background_while_it_is_attached() {
-    beside!(&["redis-server"]);
+    beside!(&["redis-server", "redis-benchmark"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let (server, mut client) = Server::start(folder.path());
     client.fill(0..KEYS, redis_value);
+    let mut load = Load::on(&server);
     let values: [fn(usize) -> Vec<u8>; 2] = [redis_value, later_value];
     for cycle in 0..short_or_long(2, (5 * rounds() as usize).min(100)) {
-        let attach = attach_under("16M", server.0.id());
-        let pid = server.0.id();
+        let attach = attach_under("16M", server.process.id());
+        let pid = server.process.id();
         wait_until("it is under the limit", || {
             status(pid, "RssAnon") < 20 << 10
         });
@@ -62,7 +95,7 @@ fn redis_saves_in_the_background_while_it_is_attached() {
         client.verify("attached", 0..CHANGED, before);
         save_and_change(&mut client, after);
         client.verify("changed", 0..CHANGED, after);
-        let detached = detach(server.0.id());
+        let detached = detach(server.process.id());
         assert_eq!(
             detached.status.code(),
             Some(0),
@@ -70,6 +103,7 @@ fn redis_saves_in_the_background_while_it_is_attached() {
             text(&detached.stderr)
         );
         assert_ended_well(attach);
+        load.assert_goes_on();
         // What was saved, loaded by a server without a limit.
         if cycle % 10 == 1 {
             let (_loaded, mut client) = Server::start(folder.path());
