@@ -28,7 +28,7 @@ use rustix::process::{DumpableBehavior, Resource, getrlimit};
 use std::fs;
 use std::os::unix::fs::FileExt;
 
-pub use move_bugs::{Managed, MoveBugs, WITH_MOVE, known_bugs, move_bugs};
+pub use move_bugs::{Forbidden, Managed, MoveBugs, WITH_MOVE, bugs_of, known_bugs, move_bugs};
 pub use mover::{Mover, mover};
 pub use try_move::WITHOUT_MOVE;
 

@@ -4,6 +4,7 @@
 //! ask to end have it detached, and memfold ends once it holds nothing.
 
 use super::cpu_time::{cpu_seconds, of_programs};
+use super::host_swap::HostSwap;
 use super::outcome::Outcome;
 use super::signals::Signals;
 use super::thrashing::Thrashing;
@@ -12,6 +13,7 @@ use crate::control::{self, of_run};
 use crate::live::Server;
 use crate::report::{Programs, Snapshot, Statistics};
 use memfold_pager::{Attacher, Supervisor};
+use memfold_sys::probe::Managed;
 use memfold_sys::process::Process;
 use nix::sys::signal::Signal;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -63,10 +65,12 @@ impl AttachedWatch<'_> {
             explained: false,
         };
         let mut thrashing = Thrashing::new();
+        let mut host_swap = HostSwap::new(self.supervisor, Managed::Attached);
         loop {
             self.wait();
             self.take_signals(&mut state);
             thrashing.look(|| self.snapshot(&state).statistics);
+            host_swap.look();
             self.server.answer(|| self.snapshot(&state).into());
             control::serve(&self.commands, || {
                 of_run(self.supervisor.control(), state.attacher.clone())

@@ -8,6 +8,7 @@ pub mod descriptors;
 pub mod escalation;
 mod executable;
 pub mod home;
+mod host_swap;
 mod interpreter;
 pub mod limits;
 mod metrics;

@@ -5,6 +5,7 @@ use super::cpu_time::{cpu_seconds, of_programs};
 use super::descendants::{Descendants, Finding, GRACE, Known};
 use super::descriptors;
 use super::escalation::{SAME_WISH, signal_below};
+use super::host_swap::HostSwap;
 use super::outcome::Outcome;
 use super::raise::stop_by;
 use super::received::Received;
@@ -16,6 +17,7 @@ use crate::format::printable;
 use crate::live::Server;
 use crate::report::{Programs, Snapshot, Statistics};
 use memfold_pager::Supervisor;
+use memfold_sys::probe::Managed;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -99,6 +101,7 @@ impl Watch<'_> {
         };
         let mut next_look = state.started + INTERVALS[0];
         let mut thrashing = Thrashing::new();
+        let mut host_swap = HostSwap::new(self.supervisor, Managed::Started);
         loop {
             self.wait_until(next_look);
             self.take_signals(&mut state);
@@ -112,6 +115,7 @@ impl Watch<'_> {
                 let findings = self.look(&mut state);
                 Self::warn(&mut state, findings);
                 thrashing.look(|| self.snapshot(&state).statistics);
+                host_swap.look();
                 let [shortest, longest] = INTERVALS;
                 let interval = if state.ended.is_some() {
                     INTERVAL_AFTER

@@ -7,6 +7,7 @@
 use super::try_move::works;
 use super::{Check, read_line, swap_areas};
 use crate::huge::Setting;
+use std::fmt;
 
 /// A kernel's version: 6.12.41 is `(6, 12, 41)`.
 type Version = (u32, u32, u32);
@@ -85,8 +86,48 @@ pub enum Managed {
 pub struct MoveBugs {
     /// Programs should get no huge pages.
     pub of_huge_pages: bool,
-    /// Why pages are not moved by `UFFDIO_MOVE`, in a sentence; none if they are.
-    pub forbid: Option<String>,
+    /// Why pages are not to be moved by `UFFDIO_MOVE`; none if they may be.
+    pub forbid: Option<Forbidden>,
+}
+
+/// Bugs because of which `UFFDIO_MOVE` is not to be used here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Forbidden {
+    release: String,
+    bugs: String,
+    remedy: String,
+}
+
+/// For who takes pages away otherwise.
+impl fmt::Display for Forbidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Forbidden {
+            release,
+            bugs,
+            remedy,
+        } = self;
+        write!(
+            f,
+            "UFFDIO_MOVE of Linux {release} has {bugs}, so pages are taken away by mremap, which takes longer: {remedy}, or, if \
+             its distribution has fixed it, set {WITH_MOVE}=1"
+        )
+    }
+}
+
+impl Forbidden {
+    /// For who has begun to use it before its bugs could show.
+    #[must_use]
+    pub fn while_in_use(&self) -> String {
+        let Forbidden {
+            release,
+            bugs,
+            remedy,
+        } = self;
+        format!(
+            "the host swaps now, and UFFDIO_MOVE of Linux {release} has {bugs}: {remedy}, or start this anew, and pages are \
+             taken away by mremap"
+        )
+    }
 }
 
 /// The bugs to avoid, where `UFFDIO_MOVE` works.
@@ -112,8 +153,14 @@ pub fn known_bugs(of: Managed) -> MoveBugs {
     }
 }
 
+/// What is to be avoided of a release where everything may show.
+#[must_use]
+pub fn bugs_of(release: &str, managed: Managed) -> MoveBugs {
+    to_avoid((release, managed), |_| true)
+}
+
 fn to_avoid((release, managed): (&str, Managed), may_show: impl Fn(Trigger) -> bool) -> MoveBugs {
-    let present = version_of(release).map(present_in).unwrap_or_default();
+    let present = present_in(version_of(release));
     let of = |trigger| {
         let bugs = present.iter().copied();
         let bugs: Vec<&Bug> = bugs.filter(|bug| bug.trigger == trigger).collect();
@@ -126,13 +173,10 @@ fn to_avoid((release, managed): (&str, Managed), may_show: impl Fn(Trigger) -> b
     }
     MoveBugs {
         of_huge_pages: of_huge_pages.is_some(),
-        forbid: (!forbid.is_empty()).then(|| {
-            format!(
-                "UFFDIO_MOVE of Linux {release} has {}, so pages are taken away by mremap, which takes longer: {}, or, if its \
-                 distribution has fixed it, set {WITH_MOVE}=1",
-                names(&forbid),
-                remedy(&forbid)
-            )
+        forbid: (!forbid.is_empty()).then(|| Forbidden {
+            release: release.to_owned(),
+            bugs: names(&forbid),
+            remedy: remedy(&forbid),
         }),
     }
 }
@@ -160,11 +204,11 @@ fn may_show(trigger: Trigger) -> bool {
     }
 }
 
-/// None before Linux 6.8: a distribution that brought `UFFDIO_MOVE` to an older kernel took it from any newer one.
-fn present_in(version: Version) -> Vec<&'static Bug> {
-    let is_known = version >= (6, 8, 0);
-    let bugs = BUGS.iter().filter(|bug| is_known && bug.is_in(version));
-    bugs.collect()
+/// All of them before Linux 6.8, and where the version is unknown: a distribution that brought `UFFDIO_MOVE` to an older
+/// kernel took it from any newer one, with what was fixed by then.
+fn present_in(version: Option<Version>) -> Vec<&'static Bug> {
+    let may_have = |bug: &&Bug| version.is_none_or(|version| bug.is_in(version));
+    BUGS.iter().filter(may_have).collect()
 }
 
 fn names(bugs: &[&Bug]) -> String {
@@ -176,11 +220,7 @@ fn names(bugs: &[&Bug]) -> String {
 }
 
 fn of_release(release: &str, may_show: impl Fn(Trigger) -> bool) -> Check {
-    let version = match version_of(release) {
-        Some(version) if version >= (6, 8, 0) => version,
-        _ => return Check::note(NAME, format!("unknown for Linux {release:?}"), None),
-    };
-    let present = present_in(version);
+    let present = present_in(version_of(release));
     if present.is_empty() {
         return Check::note(NAME, "none known of this version", None);
     }
@@ -243,7 +283,10 @@ mod tests {
 
     fn names(release: &str) -> Vec<&'static str> {
         let version = version_of(release).expect("a version");
-        present_in(version).iter().map(|bug| bug.name).collect()
+        present_in(Some(version))
+            .iter()
+            .map(|bug| bug.name)
+            .collect()
     }
 
     #[test]
@@ -272,6 +315,7 @@ mod tests {
         assert_eq!(names("6.16.1"), [migration]);
         assert!(names("6.17.0").is_empty());
         assert!(names("7.3.1").is_empty());
+        assert_eq!(names("5.14.0-611.el9.x86_64"), names("6.8.0"));
     }
 
     #[test]
@@ -293,10 +337,10 @@ mod tests {
 
     #[test]
     fn triggers_are_kept_away_from_kernels_that_have_the_bug() {
-        let of = |release| to_avoid((release, Managed::Started), |_| true);
+        let of = |release| bugs_of(release, Managed::Started);
         let bugs = of("6.12.30");
         assert!(bugs.of_huge_pages);
-        let swap = bugs.forbid.expect("a sentence");
+        let swap = bugs.forbid.expect("a reason").to_string();
         assert!(
             swap.contains("CVE-2025-38242") && swap.contains("swapoff"),
             "{swap}"
@@ -306,14 +350,20 @@ mod tests {
             forbid: None,
         };
         assert_eq!(of("6.16.3"), of_migration);
-        let attached = to_avoid(("6.16.3", Managed::Attached), |_| true);
-        let huge = attached.forbid.expect("a sentence");
+        let attached = bugs_of("6.16.3", Managed::Attached);
+        let huge = attached.forbid.expect("a reason").to_string();
         assert!(
             huge.contains("migration") && !huge.contains("swapoff"),
             "{huge}"
         );
-        for release in ["6.12.43", "6.18.1", "5.14.0-611.el9.x86_64", "unknown"] {
+        for release in ["6.12.43", "6.18.1"] {
             assert_eq!(of(release), MoveBugs::default(), "{release}");
+        }
+        // What a distribution brought to an older kernel may be of any newer one.
+        for release in ["5.14.0-611.el9.x86_64", "unknown"] {
+            let bugs = of(release);
+            let swap = bugs.forbid.expect("a reason").while_in_use();
+            assert!(bugs.of_huge_pages && swap.contains(release), "{swap}");
         }
         assert_eq!(
             to_avoid(("6.12.30", Managed::Attached), |_| false),

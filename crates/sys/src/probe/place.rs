@@ -1,5 +1,6 @@
 //! Whether this is a container or the job of a runner or of a cluster, and whose.
 
+use std::fs;
 use std::path::Path;
 
 /// What runs this process.
@@ -27,17 +28,28 @@ pub(super) enum Place {
     GitLabContainer,
     /// A job of Slurm.
     Slurm,
+    /// A job of PBS, LSF or Grid Engine.
+    Batch,
 }
 
 /// Found once; nothing of it changes while a process runs.
 pub(super) fn place() -> Place {
+    // Its number is the kernel's own.
+    const FIRST_NAMESPACE: &str = "pid:[4026531836]";
+    let namespace = fs::read_link("/proc/self/ns/pid");
     place_by(
         |path| Path::new(path).exists(),
         |name| std::env::var(name).ok().filter(|value| !value.is_empty()),
+        namespace.is_ok_and(|namespace| namespace.as_os_str() != FIRST_NAMESPACE),
     )
 }
 
-fn place_by(is_there: impl Fn(&str) -> bool, variable: impl Fn(&str) -> Option<String>) -> Place {
+/// `is_apart`: in a PID namespace of its own, as in containers of containerd, which say nothing else.
+fn place_by(
+    is_there: impl Fn(&str) -> bool,
+    variable: impl Fn(&str) -> Option<String>,
+    is_apart: bool,
+) -> Place {
     let is_set = |name| variable(name).is_some();
     let engine = variable("container");
     // A pod may be made by Docker or with Podman's libraries, and run a job: what asks for devices is Kubernetes then.
@@ -63,6 +75,8 @@ fn place_by(is_there: impl Fn(&str) -> bool, variable: impl Fn(&str) -> Option<S
         None if is_set("GITHUB_ACTIONS") => Place::GitHub,
         None if is_set("GITLAB_CI") => Place::GitLab,
         None if is_set("SLURM_JOB_ID") => Place::Slurm,
+        None if is_set("PBS_JOBID") || is_set("LSB_JOBID") || is_set("SGE_ROOT") => Place::Batch,
+        None if is_apart => Place::Container,
         None => Place::Host,
     }
 }
@@ -82,6 +96,7 @@ impl Place {
             Place::GitLab => "no container, a job of GitLab CI",
             Place::GitLabContainer => "the container of a job of GitLab CI",
             Place::Slurm => "no container, a job of Slurm",
+            Place::Batch => "no container, a job of a batch system",
         }
     }
 }
@@ -91,6 +106,10 @@ mod tests {
     use super::*;
 
     fn found(file: &str, variables: &[&str]) -> Place {
+        found_in(false, file, variables)
+    }
+
+    fn found_in(is_apart: bool, file: &str, variables: &[&str]) -> Place {
         place_by(
             |path| path == file,
             |name| {
@@ -99,6 +118,7 @@ mod tests {
                     .find_map(|set| set.strip_prefix(name)?.strip_prefix('='));
                 found.map(str::to_owned)
             },
+            is_apart,
         )
     }
 
@@ -109,6 +129,8 @@ mod tests {
         assert_eq!(found("/run/.containerenv", &[]), Place::Podman);
         assert_eq!(found("", &["container=podman"]), Place::Podman);
         assert_eq!(found("", &["container=lxc"]), Place::Container);
+        assert_eq!(found_in(true, "", &[]), Place::Container);
+        assert_eq!(found_in(true, "/.dockerenv", &[]), Place::Docker);
         let pod = ["KUBERNETES_SERVICE_HOST=10.0.0.1", "GITHUB_ACTIONS=true"];
         assert_eq!(found("/.dockerenv", &pod), Place::Kubernetes);
     }
@@ -123,7 +145,11 @@ mod tests {
         assert_eq!(found("/.dockerenv", &gitlab), Place::GitLabContainer);
         let slurm = ["SLURM_JOB_ID=17"];
         assert_eq!(found("", &slurm), Place::Slurm);
+        assert_eq!(found_in(true, "", &slurm), Place::Slurm);
         assert_eq!(found("/run/.containerenv", &slurm), Place::Podman);
+        for job in ["PBS_JOBID=17.server", "LSB_JOBID=17", "SGE_ROOT=/opt/sge"] {
+            assert_eq!(found("", &[job]), Place::Batch);
+        }
         for image in ["APPTAINER_CONTAINER=/i.sif", "SINGULARITY_CONTAINER=/i.sif"] {
             assert_eq!(found("", &[image, slurm[0]]), Place::Apptainer);
         }

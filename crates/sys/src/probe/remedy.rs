@@ -54,7 +54,7 @@ fn without_device(place: Place) -> String {
             "{OLDER}: sudo memfold run …, or for all users {FOR_ALL_USERS}   (until the next boot; in /etc/sysctl.d to \
              keep it)"
         ),
-        Place::GitLab | Place::Slurm | Place::Apptainer => format!(
+        Place::GitLab | Place::Slurm | Place::Batch | Place::Apptainer => format!(
             "{OLDER}: ask the administrator of the machine for vm.unprivileged_userfaultfd=1 in /etc/sysctl.d, or for Linux \
              6.1 {RECIPES}"
         ),
@@ -103,7 +103,7 @@ fn remedy(place: Place, error: Errno, device: Option<Device>) -> String {
             )
         }
         Place::GitLab => by_administrator("runner", error, device),
-        Place::Slurm => by_administrator("compute nodes", error, device),
+        Place::Slurm | Place::Batch => by_administrator("compute nodes", error, device),
         Place::Apptainer => match device {
             None => format!("apptainer exec --bind {DEVICE} … {RECIPES}"),
             Some(_) => by_administrator("machine", error, device),
@@ -324,7 +324,7 @@ mod tests {
         assert!(gitlab.contains("devices = [\"/dev/userfaultfd\"] (docs"));
         let image = remedy(Place::Apptainer, ENOENT, None);
         assert!(image.starts_with("apptainer exec --bind /dev/userfaultfd …"));
-        for place in [Place::Slurm, Place::Apptainer, Place::GitLab] {
+        for place in [Place::Slurm, Place::Batch, Place::Apptainer, Place::GitLab] {
             let rule = remedy(place, EACCES, Some(ROOTS));
             assert!(rule.starts_with("ask the administrator") && rule.contains("MODE=\"0660\""));
             let joined = remedy(place, EACCES, Some(OF_GROUP));
