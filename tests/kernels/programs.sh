@@ -1,6 +1,7 @@
 # In a machine of run.sh, with --host-root: memfold's end-to-end tests, as they were built on the other machine, with its
 # compiler, Redis and all else. TESTS is their program, BINARY memfold's, FOLDER the crate's, FILTER names those that
-# run (all if empty), and CGROUPS=2 gives them version 2 of cgroups. Without TESTS: what `doctor` and `run` say.
+# run (all if empty), CGROUPS=2 gives them version 2 of cgroups, and with CI=true none may be skipped. Without TESTS: what
+# `doctor` and `run` say.
 uname -r
 [ -z "$CGROUPS" ] || mount -t cgroup2 cgroup2 /host/sys/fs/cgroup || exit 1
 # Written to, they are in memory: the other machine may build them anew.

@@ -100,6 +100,10 @@ fn boot(kernel: &PathBuf, seconds: u32, variables: &[(&str, &str)]) -> Output {
         .args(["--seconds", &seconds.to_string()])
         .args(["--set", &format!("BINARY={}", memfold().display())])
         .args(["--set", concat!("FOLDER=", env!("CARGO_MANIFEST_DIR"))])
+        .args([
+            "--set",
+            &format!("CI={}", std::env::var("CI").unwrap_or_default()),
+        ])
         .args(set)
         .arg(kernel)
         .arg(format!("{FOLDER}/programs.sh"))
