@@ -1,18 +1,19 @@
 #!/bin/bash
 # Installs the packages that build.sh has made on clean root filesystems, uses and removes them:
-# packaging/test.sh [FOLDER], by default target/packages. As root; needs mmdebstrap (debootstrap does the
-# same, without apt and slower), a mirror of Debian or Ubuntu, util-linux, rpm, dnf, createrepo_c, and podman with crun.
+# packaging/test.sh [FOLDER], by default target/packages. As root; needs what roots.sh does, util-linux, rpm, dnf,
+# createrepo_c, and podman with crun.
 #
 # Each root filesystem has a /dev of its own, so the host's /dev/userfaultfd stays as it is. SUITE and
 # MIRROR are what mmdebstrap is given (default: the host's release, and its mirror). BASE is a
 # root filesystem that is there already, with udev.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. packaging/roots.sh
 
 packages=$(realpath "${1:-target/packages}")
 work=$(mktemp -d)
 trap 'rm -rf --one-file-system "$work"' EXIT
-suite=${SUITE:-$(. /etc/os-release && echo "$VERSION_CODENAME")}
+suite=${SUITE:-$(own_suite)}
 base=$work/base
 
 fail() {
@@ -24,35 +25,8 @@ echo "== root filesystem"
 if [[ -n "${BASE:-}" ]]; then
     cp -a "$BASE" "$base"
 else
-    mmdebstrap --variant=minbase --include=udev "$suite" "$base" ${MIRROR:+"$MIRROR"} \
-        > "$work/log" 2>&1 \
-        || { tail -n 20 "$work/log"; fail "mmdebstrap failed"; }
+    make_root "$base" "$suite" udev
 fi
-rm -rf "$base"/var/cache/apt/archives/*.deb "$base"/var/lib/apt/lists/*
-
-# Runs a script as root of a filesystem, in namespaces of its own: what it mounts and leaves running ends
-# with it. /dev has the devices of a container and /dev/userfaultfd as the kernel makes it, root's.
-within() {
-    local root=$1
-    shift
-    # The script expands them.
-    # shellcheck disable=SC2016
-    unshare --mount --pid --fork --kill-child bash -euc '
-        root=$1
-        shift
-        mount -t tmpfs -o mode=755 dev "$root/dev"
-        for device in null zero full random urandom tty; do
-            cp -a "/dev/$device" "$root/dev/$device"
-        done
-        mknod -m 600 "$root/dev/userfaultfd" c "$(tr : " " < /sys/class/misc/userfaultfd/dev | cut -d " " -f 1)" \
-            "$(cut -d : -f 2 /sys/class/misc/userfaultfd/dev)"
-        mount -t proc proc "$root/proc"
-        mount -t sysfs -o ro sys "$root/sys"
-        # As some distributions have it: runs are in /var/lib/memfold then.
-        mount -t tmpfs -o mode=755,noexec run "$root/run"
-        exec chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@"
-    ' bash "$root" "$@"
-}
 
 # All files, their owners, modes and contents; but what package managers note.
 state() {
