@@ -7,7 +7,8 @@
 #   docker.sh ENGINE containerd FOLDER OPTIONS... COMMAND   the same, by `ctr run --seccomp OPTIONS`
 #
 # ENGINE is the folder that fetch.sh has unpacked the engines to. The image comes from no registry, is called memfold-tests,
-# and has programs in its /usr/bin. Containers have no network. FOLDER's path is short, as sockets are in it.
+# and has programs in its /usr/bin. Containers have no network. FOLDER's path is short, as sockets are in it, and neither
+# folder is below /run, which these daemons have for themselves.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 if [ -z "${MEMFOLD_OWN_MOUNTS:-}" ]; then

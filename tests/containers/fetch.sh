@@ -14,4 +14,9 @@ unpack() {
     rm ./*.deb
 }
 [ -f usr/share/containers/seccomp.json ] || unpack golang-github-containers-common
-[ "${2:-}" != engines ] || [ -x usr/sbin/dockerd ] || unpack docker.io containerd runc libdevmapper1.02.1
+if [ "${2:-}" = engines ] && [ ! -e engines ]; then
+    # Debian 13 has Docker's client apart.
+    client="$(apt-cache pkgnames docker-cli | grep -x docker-cli || true)"
+    unpack docker.io containerd runc libdevmapper1.02.1 ${client:+"$client"}
+    touch engines
+fi
