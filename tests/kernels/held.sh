@@ -1,9 +1,8 @@
 #!/bin/bash
-# Boots a kernel that has no UFFDIO_MOVE, and runs carry.sh there:
-# tests/kernels/without-move.sh MEMFOLD [SECONDS [KERNEL]]
+# Boots a kernel without this machine's files, and runs held-inside.sh there: tests/kernels/held.sh MEMFOLD [SECONDS [KERNEL]]
 #
-# SECONDS of torture, by default 20. KERNEL is a folder as fetch.sh makes it, by default Debian 12's (6.1). With SHORT in the
-# environment, forks and Redis are left out. Needs what run.sh needs, a C compiler, and Redis.
+# SECONDS of torture, by default 20. KERNEL is a folder as fetch.sh makes it, by default Debian 12's (6.1), which has no
+# UFFDIO_MOVE. With SHORT in the environment, forks and Redis are left out. Needs what run.sh needs, a C compiler, and Redis.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 memfold="${1:?the binary}" seconds="${2:-20}"
@@ -19,4 +18,4 @@ programs=()
 for program in memfold verify forktree torture; do programs+=(--program "$work/$program"); done
 [[ -n "${SHORT:-}" ]] || programs+=(--program redis-server --program redis-cli)
 tests/kernels/run.sh --memory 1G --seconds 600 "${programs[@]}" --set SECONDS_OF_TORTURE="$seconds" \
-    --set SHORT="${SHORT:-}" "$kernel" tests/kernels/carry.sh
+    --set SHORT="${SHORT:-}" "$kernel" tests/kernels/held-inside.sh
