@@ -6,7 +6,7 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const LIMIT: Limits = Limits::Resident(16 * MIB);
 
@@ -74,18 +74,22 @@ fn uninvited_peers_are_hung_up_on_and_delay_no_admission() {
     assert_eq!(said, "connected 3000, hung up on 3000\n");
     // Programs start while others go on knocking.
     let mut floods: Vec<Child> = (0..2)
-        .map(|_| as_nobody(&program).args(["flood", &name, "40"]).spawn())
+        .map(|_| as_nobody(&program).args(["flood", &name, "600"]).spawn())
         .collect::<Result<_, _>>()
         .expect("they run");
     std::thread::sleep(Duration::from_millis(500));
     fs::write(&wait, "on\n").expect("the program is waiting");
+    let began = Instant::now();
     let outcome = running.wait();
+    let took = began.elapsed().saturating_sub(outcome.pause);
     let go_on = |flood: &mut Child| flood.try_wait().expect("wait").is_none();
-    assert!(floods.iter_mut().all(go_on), "programs waited");
+    let all_went_on = floods.iter_mut().all(go_on);
     for mut flood in floods {
         flood.kill().expect("it is killed");
         flood.wait().expect("it ends");
     }
+    assert!(took < Duration::from_secs(40), "programs waited: {took:?}");
+    assert!(all_went_on, "nobody knocked any more");
     outcome.assert_success();
     assert_eq!(outcome.text(), "started\nended\n");
     assert!(outcome.number("connections_refused") >= 3000.0);

@@ -411,7 +411,7 @@ pub struct Outcome {
     pub errors: String,
     samples: Vec<Sample>,
     /// The longest time in which the machine let no thread of the tests run.
-    pause: Duration,
+    pub pause: Duration,
     pub stats: Option<serde_json::Value>,
     /// To run it once more; nothing where the test had a part in the run.
     again: Option<Program>,
