@@ -67,11 +67,11 @@ for name in "$suite" "$older"; do
     echo "== wheel: $name"
     root=$work/wheel-$name
     connected "$root" "$name" ca-certificates,python3,python3-venv
-    BOUND=("$out/wheels:/wheels" "$work/source/bindings/python/tests:/tests")
+    BOUND=("$out/wheels:/wheels" "$work/source/bindings/python:/python")
     NAMED=("${network[@]}")
     within "$root" bash -euc 'python3 -m venv /venv
         /venv/bin/pip install --quiet /wheels/memfold-*.whl
-        cd / && /venv/bin/python -m unittest discover /tests'
+        cd / && /venv/bin/python -m unittest discover /python/tests'
     BOUND=() NAMED=()
 done
 

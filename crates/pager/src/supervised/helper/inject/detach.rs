@@ -8,6 +8,7 @@ use super::{AttachError, Attacher, Library, by_any_thread};
 use crate::page::{PageRange, VirtualPage, bytes};
 use crate::range_set::RangeSet;
 use crate::supervised::space::{AddressSpace, Arena};
+use memfold_sys::Errno;
 use memfold_sys::process::Process;
 use memfold_sys::raw::nr;
 use std::sync::atomic::Ordering;
@@ -165,7 +166,7 @@ impl Attacher {
             Forgotten {
                 id: one.space.id,
                 is_gone: one.space.is_gone(),
-                arena: arena.map_or(Vec::new(), |attached| unsealed_parts(&attached.arena)),
+                arena: arena.map_or(Vec::new(), |attached| parts_of(&attached.arena)),
                 space: Arc::downgrade(&one.space),
                 process: one.process,
             }
@@ -211,25 +212,30 @@ impl Library {
             tracee.call(nr::MUNMAP, [start, self.image.length, 0, 0, 0, 0])?;
             for part in arena {
                 let (start, length) = (part.start.address(), bytes(part.pages()));
-                tracee.call(nr::MUNMAP, [start, length, 0, 0, 0, 0])?;
+                match tracee.call(nr::MUNMAP, [start, length, 0, 0, 0, 0]) {
+                    // It is sealed.
+                    Err(error) if error.raw_os_error() == Some(Errno::EPERM.0) => {}
+                    unmapped => drop(unmapped?),
+                }
             }
             Ok(())
         })
     }
 }
 
-/// What of an arena can be unmapped where the stage, the trash and the beacon are sealed. The last page is a guard.
-fn unsealed_parts(arena: &Arena) -> Vec<PageRange> {
+/// An arena in parts that are sealed as a whole or not at all: the beacon is, and the stage with the trash, where the kernel
+/// can, and the stage is not where pages are carried to it. The last page is a guard.
+fn parts_of(arena: &Arena) -> Vec<PageRange> {
     let whole = arena.whole;
+    let last = VirtualPage(whole.end.0 - 1);
+    let range = |start, end| PageRange { start, end };
     let mut parts = RangeSet::default();
-    parts.add(PageRange {
-        start: whole.start,
-        end: arena.stage.start,
-    });
-    parts.add(PageRange {
-        start: VirtualPage(whole.end.0 - 1),
-        end: whole.end,
-    });
+    parts.add(range(whole.start, arena.stage.start));
     parts.remove(PageRange::around(arena.beacon, 1));
-    parts.ranges().to_vec()
+    let mut parts = parts.ranges().to_vec();
+    if (whole.start.0..arena.stage.start.0).contains(&arena.beacon.0) {
+        parts.push(PageRange::around(arena.beacon, 1));
+    }
+    parts.extend([range(arena.stage.start, last), range(last, whole.end)]);
+    parts
 }
