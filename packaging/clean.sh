@@ -87,7 +87,7 @@ BOUND=()
 echo "== image, compiled by its recipe"
 unshare --mount --pid --fork --kill-child --mount-proc bash -euo pipefail -c '
     umount /sys/fs/cgroup/unified 2> /dev/null || true
-    work=$1 cargo_home=$2 rustup_home=$3
+    work=$1 cargo_home=$2 rustup_home=$3 rust=$4
     limits=(--ulimit "nofile=$(ulimit -Hn):$(ulimit -Hn)" --ulimit nproc=4096:4096)
     engine() {
         podman --root "$work/storage" --runroot "$work/state" --storage-driver vfs --cgroup-manager cgroupfs \
@@ -98,11 +98,11 @@ unshare --mount --pid --fork --kill-child --mount-proc bash -euo pipefail -c '
         --change "ENV PATH=$toolchain/cargo/bin:/usr/sbin:/usr/bin:/sbin:/bin RUSTUP_HOME=$toolchain/rustup CARGO_HOME=$toolchain/cargo" \
         - builder > /dev/null
     engine build --quiet --network host --layers=false "${limits[@]}" --build-arg BUILDER=localhost/builder \
-        --env CARGO_PROFILE_RELEASE_LTO=off --env CARGO_PROFILE_RELEASE_OPT_LEVEL=1 \
+        --env "RUSTUP_TOOLCHAIN=$rust" --env CARGO_PROFILE_RELEASE_LTO=off --env CARGO_PROFILE_RELEASE_OPT_LEVEL=1 \
         --volume "$rustup_home:$toolchain/rustup" --volume "$cargo_home/bin:$toolchain/cargo/bin:ro" \
         --volume "$cargo_home/registry:$toolchain/cargo/registry" \
         --file "$work/source/packaging/container/Containerfile" --tag memfold "$work/source" > /dev/null
     engine run --rm --network none "${limits[@]}" --device /dev/userfaultfd memfold doctor' \
-    bash "$work" "$cargo_home" "$rustup_home" > "$work/log" || { cat "$work/log"; fail "the image"; }
+    bash "$work" "$cargo_home" "$rustup_home" "$(rustup show active-toolchain | cut -d " " -f 1)" > "$work/log" || { cat "$work/log"; fail "the image"; }
 
 echo "passed: $(cd "$out" && echo packages/* crates/* wheels/*)"
