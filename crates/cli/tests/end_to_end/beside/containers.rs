@@ -20,9 +20,30 @@ pub(super) const REDIS_SAVES: &str = "
     [ \"$(ask debug digest)\" = \"$digest\" ] || exit 4
     ask shutdown nosave; wait; sed -n '/^{/,$p' /tmp/log";
 
+/// What `podman.sh` and `docker.sh` call their image.
+pub(super) const IMAGE: &str = "memfold-tests";
 pub(super) const DEVICE: &str = "--device=/dev/userfaultfd";
 /// Of the device, in some tests.
 pub(super) const DEVICE_GROUP: u32 = 4711;
+
+/// A container of Docker or Podman with little memory that cannot be written to and has no rights.
+pub(super) const CONFINED: [&str; 6] = [
+    DEVICE,
+    "--memory=160m",
+    "--read-only",
+    "--tmpfs=/run:exec,mode=755",
+    "--cap-drop=ALL",
+    "--security-opt=no-new-privileges",
+];
+
+/// In 160 MiB.
+const SHARE: &str = "memfold run --limit 50% --stats - -- true";
+
+/// A share is of the memory of the container, in which `succeeds` runs a script.
+pub(super) fn assert_share(succeeds: impl FnOnce(&str) -> String) {
+    let out = succeeds(SHARE);
+    assert_eq!(number(&out, "limit_bytes"), 80 << 20, "{out}");
+}
 
 /// The option of Docker and Podman that gives a container a device of this group and mode.
 pub(super) fn device_option(stage: &Stage, group: u32, mode: &str) -> String {
@@ -78,9 +99,13 @@ fn in_container(stage: &Stage, profile: &Path, options: &[&str], script: &str) -
         .expect("a container")
 }
 
-/// The same; it must succeed. Returns what it printed.
+/// The same; it must succeed.
 fn succeeds(stage: &Stage, profile: &Path, options: &[&str], script: &str) -> String {
-    let output = in_container(stage, profile, options, script);
+    printed(&in_container(stage, profile, options, script))
+}
+
+/// What a container printed, which must have succeeded with nothing unmanaged.
+pub(super) fn printed(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, errors) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{}: {out}{errors}", output.status);
@@ -152,9 +177,7 @@ fn the_containers_memory_is_what_a_share_is_of() {
         return;
     };
     let bytes = (160u64 << 20).to_string();
-    let script = "memfold run --limit 50% --stats - -- true";
-    let out = succeeds(&stage, &profile, &["--memory", &bytes], script);
-    assert_eq!(number(&out, "limit_bytes"), 80 << 20, "{out}");
+    assert_share(|script| succeeds(&stage, &profile, &["--memory", &bytes], script));
 }
 
 #[test]

@@ -3,15 +3,15 @@
 
 use super::attached::go_heap;
 use super::containers::{
-    DEVICE, DEVICE_GROUP, REDIS_SAVES, assert_paged_out, device_option, number, scripts, unpacked,
+    CONFINED, DEVICE, DEVICE_GROUP, IMAGE, REDIS_SAVES, assert_paged_out, assert_share,
+    device_option, printed, scripts, unpacked,
 };
 use crate::support::{STRANGER, Stage, compiled, find_program, skip};
 use std::path::PathBuf;
 use std::process::Command;
 
 const TOOLS: [&str; 6] = ["busybox", "cc", "go", "redis-server", "setpriv", "unshare"];
-/// What `docker.sh` calls its image, and containerd names it.
-const IMAGE: &str = "memfold-tests";
+/// As containerd names it.
 const IMAGE_OF_CONTAINERD: &str = "docker.io/library/memfold-tests:latest";
 
 /// A tree of forks, and a program of Go's linker, which has no loader and is attached by `ptrace`.
@@ -63,12 +63,7 @@ impl Engines {
         };
         let mut command = self.script(engine);
         command.args(options).args([image, "sh", "-c", script]);
-        let output = command.output().expect("a container");
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let (out, errors) = (text(&output.stdout), text(&output.stderr));
-        assert!(output.status.success(), "{}: {out}{errors}", output.status);
-        assert!(!errors.contains("unmanaged"), "{errors}");
-        out
+        printed(&command.output().expect("a container"))
     }
 
     /// Both programs of [`HELD`] were right, and their pages were out and came back.
@@ -114,15 +109,5 @@ fn redis_saves_in_the_background_in_dockers_and_containerds_containers() {
         let out = engines.succeeds(engine, &[DEVICE], &format!("cd /tmp;{REDIS_SAVES}"));
         assert_paged_out(&out);
     }
-    let options = [
-        DEVICE,
-        "--memory=160m",
-        "--read-only",
-        "--tmpfs=/run:exec,mode=755",
-        "--cap-drop=ALL",
-        "--security-opt=no-new-privileges",
-    ];
-    let share = "memfold run --limit 50% --stats - -- true";
-    let out = engines.succeeds("docker", &options, share);
-    assert_eq!(number(&out, "limit_bytes"), 80 << 20, "{out}");
+    assert_share(|script| engines.succeeds("docker", &CONFINED, script));
 }

@@ -1,20 +1,14 @@
 //! Podman itself, with its default capabilities and seccomp profile. The image is made of the programs under test.
 
 use super::containers::{
-    DEVICE, DEVICE_GROUP, REDIS_SAVES, assert_paged_out, device_option, number,
+    CONFINED, DEVICE, DEVICE_GROUP, IMAGE, REDIS_SAVES, assert_paged_out, assert_share,
+    device_option, number, printed, scripts,
 };
 use crate::support::{OTHER, STRANGER, Stage, compiled, find_program, skip};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 
 const TOOLS: [&str; 5] = ["cc", "busybox", "crun", "podman", "unshare"];
-/// What `podman.sh` calls its image.
-const IMAGE: &str = "memfold-tests";
-
-/// A script of `tests/containers`.
-fn script() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/containers/podman.sh")
-}
 
 /// An image, and the storage that has it.
 struct Podman {
@@ -41,7 +35,7 @@ impl Podman {
 
     /// The script, to do one thing.
     fn script(&self, what: &str) -> Command {
-        let mut command = Command::new(script());
+        let mut command = Command::new(scripts().join("podman.sh"));
         command
             .arg(what)
             .arg(self.stage.path("podman"))
@@ -61,14 +55,9 @@ impl Podman {
             .expect("a container")
     }
 
-    /// The same; it must succeed. Returns what it printed.
+    /// The same; it must succeed.
     fn succeeds(&self, options: &[&str], script_of_shell: &str) -> String {
-        let output = self.run(options, script_of_shell);
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let (out, errors) = (text(&output.stdout), text(&output.stderr));
-        assert!(output.status.success(), "{}: {out}{errors}", output.status);
-        assert!(!errors.contains("unmanaged"), "{errors}");
-        out
+        printed(&self.run(options, script_of_shell))
     }
 
     /// What a check of `doctor` says in a container of these options, with its remedy.
@@ -113,16 +102,7 @@ fn a_tree_of_forks_is_managed_in_podmans_container() {
 fn a_share_and_a_read_only_image_work_in_podmans_container() {
     beside!(&TOOLS);
     let podman = Podman::with(&[]);
-    let options = [
-        DEVICE,
-        "--memory=160m",
-        "--read-only",
-        "--tmpfs=/run:exec,mode=755",
-        "--cap-drop=ALL",
-        "--security-opt=no-new-privileges",
-    ];
-    let out = podman.succeeds(&options, "memfold run --limit 50% --stats - -- true");
-    assert_eq!(number(&out, "limit_bytes"), 80 << 20, "{out}");
+    assert_share(|script| podman.succeeds(&CONFINED, script));
 }
 
 #[test]

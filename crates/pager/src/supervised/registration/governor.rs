@@ -399,7 +399,7 @@ fn manage_from(group: &Group) -> u64 {
         .max(limit / 4)
 }
 
-/// Whether to scan the VMAs of a program, one of so many.
+/// Whether the VMAs of one of so many programs should be scanned.
 fn needs_scan(space: &AddressSpace, programs: usize) -> bool {
     // Under the limit the resident size does not grow, so new mappings show in the mapped size only.
     let mapped = space.sampling.mapped.load(Ordering::Relaxed);
