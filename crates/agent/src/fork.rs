@@ -20,7 +20,7 @@ use memfold_sys::hello::LOST;
 
 /// The supervisor must know of a fork before it reads of it: the moment it does, the parent may be
 /// gone, and what is staged in it. A read that began before the fork was announced is waited for.
-extern "C" fn prepare() {
+pub extern "C" fn prepare() {
     /// Naps before the fork goes on in spite of a supervisor that reads all the time: its other threads
     /// change mappings without a pause. More delays such forks.
     const NAPS: u32 = 50;
@@ -56,7 +56,7 @@ fn end_unannounced() -> bool {
         .is_ok()
 }
 
-extern "C" fn parent() {
+pub extern "C" fn parent() {
     prepared::end_in_parent();
     // If another thread's fork was the unannounced one, the announcement of this one is its from now on.
     if end_unannounced() {
@@ -72,7 +72,7 @@ extern "C" fn parent() {
 }
 
 /// Called in a forked child before anything of the program's runs there.
-extern "C" fn child() {
+pub extern "C" fn child() {
     UNANNOUNCED.store(0, Ordering::Relaxed);
     let Child::ToStart { may_call } = prepared::end_in_child() else {
         return;

@@ -35,6 +35,8 @@ mod dispatch;
 mod dispatch;
 mod entry;
 mod fork;
+#[cfg(target_arch = "x86_64")]
+mod fork_site;
 mod helper;
 mod ioctl;
 mod load;

@@ -14,6 +14,8 @@
 //! 4. The child, still on that stack, starts its helper, which says hello with the token of this fork. The
 //!    supervisor registers its memory and copies the page states. Then it goes on where `clone` returns.
 //!
+//! In a program that no loader brought the library into, the first step is a jump in the C library's code (`fork_site.rs`).
+//!
 //! A child by a raw `clone` lacks the memory that is managed, and ends by SIGSEGV when it touches it.
 //! (One made while another thread is in step 3 would have it, and read zeros.)
 
@@ -21,7 +23,7 @@ use crate::arena::Arena;
 use crate::context::{Context, set_mask};
 use crate::dispatch::{SELECTOR, allow_all, dispatch};
 use crate::start::{BEACON, FORK_STACK_TOP, start};
-use crate::state::{Child, MANAGED, READY, channel};
+use crate::state::{Child, HAS_FORK_SITES, MANAGED, READY, channel};
 use crate::{helper, system};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use memfold_sys::channel::fork_step::{FORKED, GIVEN, GO, LISTED, NOT_FORKED};
@@ -150,11 +152,22 @@ fn own_thread() -> usize {
     own
 }
 
-/// The address of this thread's restartable sequence, if the C library has one (glibc 2.35); else 0.
-fn own_sequence() -> usize {
+/// The pages of this thread's restartable sequence, if the C library has one (glibc 2.35): the first, and how many.
+fn own_sequence() -> (usize, usize) {
+    if HAS_FORK_SITES.load(Ordering::Relaxed) != 0 {
+        // No loader has told of it. It is near the thread pointer: one page above at most, or two below.
+        let first = page_of(own_thread()).wrapping_sub(2 * PAGE_SIZE);
+        return (first, 4);
+    }
     // SAFETY: null, or the C library's variable, which is set before any program code runs.
-    let offset = unsafe { rseq_offset().as_ref() };
-    offset.map_or(0, |offset| own_thread().wrapping_add_signed(*offset))
+    match unsafe { rseq_offset().as_ref() } {
+        Some(offset) => (page_of(own_thread().wrapping_add_signed(*offset)), 1),
+        None => (0, 0),
+    }
+}
+
+fn page_of(address: usize) -> usize {
+    address & !(PAGE_SIZE - 1)
 }
 
 #[cfg(feature = "standalone")]
@@ -522,9 +535,11 @@ fn place(span: &Span) -> (usize, usize) {
 /// ends.
 fn ask(channel: &Channel, what: u32) -> u64 {
     let beacon = BEACON.load(Ordering::Relaxed);
-    let sequence = own_sequence();
-    let place = &channel.fork.sequence;
-    place.store(sequence as u64, Ordering::Relaxed);
+    let (sequence, pages) = own_sequence();
+    let span = &channel.fork.sequence;
+    span.start.store(sequence as u64, Ordering::Relaxed);
+    let length = (pages * PAGE_SIZE) as u64;
+    span.length.store(length, Ordering::Relaxed);
     channel.fork.asked.store(what, Ordering::Release);
     let answer = loop {
         // SAFETY: a mapped page of this library's. It is registered where forks are prepared, so the read faults.
@@ -533,10 +548,10 @@ fn ask(channel: &Channel, what: u32) -> u64 {
             break answer;
         }
         let _ = system::drop_pages(beacon, PAGE_SIZE);
-        if sequence != 0 {
-            // The supervisor has found it paged out.
-            // SAFETY: the C library's own, of this thread.
-            unsafe { core::ptr::read_volatile(sequence as *const u32) };
+        // The supervisor has found it paged out. (What is not mapped there is not.)
+        for number in 0..pages {
+            let page = sequence.wrapping_add(number * PAGE_SIZE);
+            let _ = system::bring_in(page, PAGE_SIZE);
         }
     };
     channel.fork.asked.store(0, Ordering::Relaxed);

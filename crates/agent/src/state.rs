@@ -62,6 +62,9 @@ pub fn make_note() -> Result<(), Errno> {
 /// 1 where the supervisor brought the library: no thread of the program comes into it by itself.
 pub static IS_BROUGHT: AtomicU32 = AtomicU32::new(0);
 
+/// 1 where the supervisor led the program's forks into the library.
+pub static HAS_FORK_SITES: AtomicU32 = AtomicU32::new(0);
+
 /// Unmaps the note of a program that was let go. The last thread in the library calls this, where it was brought.
 pub fn drop_note() {
     let page = CHANNEL_NOTE.swap(0, Ordering::Relaxed);

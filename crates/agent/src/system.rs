@@ -29,6 +29,7 @@ const MADV_DONTDUMP: usize = 16;
 const MADV_WIPEONFORK: usize = 18;
 /// Refused (EINVAL) for locked memory; changes no contents.
 const MADV_COLD: usize = 20;
+const MADV_POPULATE_READ: usize = 22;
 const MADV_POPULATE_WRITE: usize = 23;
 /// Also where the program has locked all its memory.
 const MADV_DONTNEED_LOCKED: usize = 24;
@@ -36,22 +37,29 @@ const SIG_SETMASK: usize = 2;
 const SIGKILL: usize = 9;
 const STDERR: usize = 2;
 
-/// Reserves address space without access.
+/// Reserves address space without access, far from what the program maps: it may map something again where it has
+/// unmapped, and take that for free.
 pub fn reserve(length: usize) -> Result<usize, Errno> {
-    // SAFETY: a new private mapping at an address that the kernel chooses replaces none.
-    Errno::result(unsafe {
-        syscall(
-            nr::MMAP,
-            [
-                0,
-                length,
-                PROT_NONE,
-                MAP_PRIVATE_ANONYMOUS_NORESERVE,
-                usize::MAX,
-                0,
-            ],
-        )
-    })
+    /// From this library, which is beside the last thing that was mapped before it.
+    const AWAY: usize = 64 << 30;
+    /// Steps further away, as part of what this has reserved is there, also for a parent.
+    const STEPS: usize = 4;
+    let library = reserve as *const () as usize & !(PAGE_SIZE - 1);
+    for step in 1..=STEPS {
+        let place = library.wrapping_sub(AWAY + 2 * step * length);
+        if map_nothing(place, length, MAP_FIXED_NOREPLACE) == Ok(place) {
+            return Ok(place);
+        }
+    }
+    map_nothing(0, length, 0)
+}
+
+/// Maps private memory without access, at a place or anywhere.
+fn map_nothing(place: usize, length: usize, flag: usize) -> Result<usize, Errno> {
+    let flags = MAP_PRIVATE_ANONYMOUS_NORESERVE | flag;
+    let arguments = [place, length, PROT_NONE, flags, usize::MAX, 0];
+    // SAFETY: a new private mapping replaces none.
+    Errno::result(unsafe { syscall(nr::MMAP, arguments) })
 }
 
 /// Makes part of a reservation readable and writable.
@@ -144,6 +152,11 @@ pub fn map_again(start: usize, length: usize) -> bool {
         }
         Err(_) => false,
     }
+}
+
+/// Has the kernel bring in pages of the program's, as a read would.
+pub fn bring_in(start: usize, length: usize) -> Result<(), Errno> {
+    advise(start, length, MADV_POPULATE_READ)
 }
 
 /// Takes back [`mark`].

@@ -131,9 +131,9 @@ pub struct ForkRequest {
     pub prepared: AtomicU32,
     /// What the forking thread asks ([`ASK_FILTERS`], [`ASK_FORK`]). Cleared by the thread with its answer.
     pub asked: AtomicU32,
-    /// The address of the forking thread's restartable sequence (rseq), which the kernel writes to when the thread goes
-    /// on; 0 if it has none.
-    pub sequence: AtomicU64,
+    /// Where the forking thread's restartable sequence (rseq) is, which the kernel writes to when the thread goes on;
+    /// of no length if it has none.
+    pub sequence: Span,
     /// See [`fork_step`]. The thread sleeps on it.
     pub step: AtomicU32,
     /// Entries of `spans`.

@@ -32,7 +32,14 @@ pub mod brought {
     pub const BY_FORK: u64 = 2;
     /// The supervisor, in a process that this one was forked from.
     pub const INHERITED: u64 = 3;
+    /// The supervisor, which has also led the program's forks into it.
+    pub const WITH_FORK_SITES: u64 = 4;
+    /// The same; the program was let go, and no thread comes into the library any more.
+    pub const LEAVES: u64 = 5;
 }
+
+/// Where in the library the program's forks are led to: bytes after its entry.
+pub const FORK_ENTRY: u64 = 64;
 
 /// Bit of each token by which the child of a prepared fork is recognised, and of no address space's number.
 pub const TOKEN: u64 = 1 << 63;

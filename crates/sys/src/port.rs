@@ -194,9 +194,11 @@ impl SharedChannel {
         true
     }
 
-    /// The address of the forking thread's restartable sequence, as it says.
-    pub fn fork_thread(&self) -> u64 {
-        self.channel().fork.sequence.load(Ordering::Relaxed)
+    /// Where the forking thread's restartable sequence is, as it says: the address, and how many bytes.
+    pub fn fork_thread(&self) -> (u64, u64) {
+        let span = &self.channel().fork.sequence;
+        let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        (load(&span.start), load(&span.length))
     }
 
     /// How far the forking thread is ([`fork_step`](crate::channel::fork_step)).

@@ -110,6 +110,16 @@ impl Tracee {
         Ok(tracee)
     }
 
+    /// Its number.
+    pub fn thread(&self) -> i32 {
+        self.thread
+    }
+
+    /// The address of the instruction with which it goes on; or of the one after a system call that it makes again.
+    pub fn place(&self) -> u64 {
+        self.registers.place()
+    }
+
     /// Takes note of what is put back.
     fn keep(process: &Arc<Process>, thread: i32, sleep: &Sleep) -> io::Result<Tracee> {
         let memory = Arc::new(process.open_memory()?);

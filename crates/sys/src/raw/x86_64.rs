@@ -34,6 +34,7 @@ pub mod nr {
     pub const PTRACE: usize = 101;
     pub const MUNLOCK: usize = 150;
     pub const PRCTL: usize = 157;
+    pub const ARCH_PRCTL: usize = 158;
     pub const GETEUID: usize = 107;
     pub const SETGROUPS: usize = 116;
     pub const SETRESUID: usize = 117;

@@ -95,16 +95,17 @@ pub(super) fn go_heap() -> PathBuf {
     program
 }
 
-/// Without a C library to prepare its forks, and where the kernel reports none, a child would lack memory.
+/// Where the kernel reports no forks, and its code forks in a way in which it cannot be led elsewhere.
 #[test]
 fn a_static_program_whose_forks_are_unseen_is_left_alone() {
     beside!(&["cc"]);
-    let folder = tempfile::tempdir().expect("a temporary directory");
-    let program = Program::new(static_verify()).args(["64", "100"]);
-    let program = program.arg(folder.path().join("results"));
-    let outcome = program.env("MEMFOLD_PREPARE_FORKS", "1").run(LIMIT);
+    let program = compiled("pushfork-static", &["pushfork.c"], &["-static"]);
+    let program = Program::new(program).args(["64", "40"]);
+    let outcome = program.memfold_options(["--prepare-forks"]).run(LIMIT);
     outcome.assert_success();
-    assert_eq!(outcome.number("processes_unmanaged"), 1.0);
+    assert_eq!(outcome.text(), "pushfork ok\n");
+    assert_eq!(outcome.number("pages_out"), 0.0);
+    assert!(outcome.number("processes_unmanaged") > 0.0);
     assert!(
         outcome.errors.contains("would not see it fork"),
         "{}",
@@ -113,14 +114,17 @@ fn a_static_program_whose_forks_are_unseen_is_left_alone() {
 }
 
 /// A shell without a loader that forks for each command, a pipeline and a subshell.
-#[test]
-fn a_static_shell_runs_as_always() {
-    beside!(&["busybox"]);
+pub(super) fn static_shell() -> Program {
     const SCRIPT: &str = "text=x; i=0; while [ $i -lt 18 ]; do text=$text$text; i=$((i+1)); done; \
                           i=0; while [ $i -lt 300 ]; do (echo ${#text} | busybox cat) > /dev/null || exit 1; i=$((i+1)); \
                           done; echo ${#text}";
-    let program = Program::new("busybox").args(["sh", "-c", SCRIPT]);
-    let outcome = program.run(LIMIT);
+    Program::new("busybox").args(["sh", "-c", SCRIPT])
+}
+
+#[test]
+fn a_static_shell_runs_as_always() {
+    beside!(&["busybox"]);
+    let outcome = static_shell().run(LIMIT);
     outcome.assert_success();
     assert_eq!(outcome.text(), "262144\n");
 }

@@ -135,14 +135,17 @@ fn a_tree_of_forks_is_managed_in_a_default_container() {
     let (stage, Some(profile)) = (Stage::new(), profile()) else {
         return;
     };
-    let forktree = compiled("forktree", &["forktree.c"], &[]);
-    let forktree = stage.program(&forktree, "forktree");
-    let script = format!(
-        "memfold doctor && memfold run --resident 16M --stats - -- {} 24",
-        forktree.display()
-    );
+    let dynamic = compiled("forktree", &["forktree.c"], &[]);
+    let dynamic = stage.program(&dynamic, "forktree");
+    let fixed = compiled("forktree-static", &["forktree.c"], &["-static"]);
+    let fixed = stage.program(&fixed, "forktree-static");
     let user = STRANGER.to_string();
-    for options in [&["--user", &user][..], &[]] {
+    let user = ["--user", &user];
+    for (options, program) in [(&user[..], &dynamic), (&[], &dynamic), (&user, &fixed)] {
+        let script = format!(
+            "memfold doctor && memfold run --resident 16M --stats - -- {} 24",
+            program.display()
+        );
         let out = succeeds(&stage, &profile, options, &script);
         assert!(out.contains("prepared by the programs' library"), "{out}");
         assert!(out.contains("forktree ok: 3 levels, 2 orphans\n"), "{out}");

@@ -1,7 +1,8 @@
 //! Forks that the programs' library prepares, as the kernel reports none: without any capability, and beside root's.
 
 use crate::support::{
-    LEAST_RESIDENT, Limits, MIB, Program, STRANGER, Stage, compiled, python, short_or_long,
+    LEAST_RESIDENT, Limits, MIB, Program, STRANGER, Stage, compiled, compiled_by, python,
+    short_or_long,
 };
 use std::time::Duration;
 
@@ -102,6 +103,45 @@ fn children_forked_beside_moves_see_one_moment() {
         outcome.assert_success();
         assert_eq!(outcome.text(), format!("{mode} ok\n"));
     }
+}
+
+/// No loader brings the library to them: their C library's code is changed where it forks.
+#[test]
+fn children_of_static_programs_have_everything() {
+    beside!(&["cc", "musl-gcc"]);
+    for compiler in ["cc", "musl-gcc"] {
+        let run = |program: &str, arguments: &[&str], printed: &str| {
+            let source = format!("{program}.c");
+            let name = format!("{program}-static-{compiler}");
+            let path = compiled_by(compiler, &name, &[&source], &["-static", "-pthread"]);
+            let outcome = Program::new(path)
+                .args(arguments)
+                .memfold_options(PREPARED)
+                .timeout(Duration::from_secs(120))
+                .run(Limits::Resident(16 * MIB));
+            outcome.assert_success();
+            assert_eq!(outcome.text(), printed, "{compiler}");
+            outcome.assert_swapped(16 * MIB);
+            assert_eq!(outcome.number("processes_unmanaged"), 0.0, "{compiler}");
+        };
+        let tree = "forktree ok: 3 levels, 2 orphans\n";
+        run("forktree", &["24"], tree);
+        // Its handlers take more than one of musl's threads has of a stack.
+        if compiler == "cc" {
+            run("departures", &["race", "24", "1"], "race ok\n");
+        }
+    }
+}
+
+/// A shell without a loader that forks for each command, a pipeline and a subshell.
+#[test]
+fn a_static_shell_runs_as_always() {
+    beside!(&["busybox"]);
+    let program = super::attached::static_shell().memfold_options(PREPARED);
+    let outcome = program.run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "262144\n");
+    assert_eq!(outcome.number("processes_unmanaged"), 0.0);
 }
 
 #[test]

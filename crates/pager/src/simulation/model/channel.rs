@@ -346,8 +346,8 @@ impl SharedChannel {
     }
 
     /// No thread of the model has words of its own.
-    pub(crate) fn fork_thread(&self) -> u64 {
-        0
+    pub(crate) fn fork_thread(&self) -> (u64, u64) {
+        (0, 0)
     }
 
     /// How far the forking thread is.

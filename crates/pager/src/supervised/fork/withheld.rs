@@ -54,13 +54,42 @@ impl AddressSpace {
     }
 
     /// Whether the forking thread's restartable sequence (rseq) is out: the kernel writes there when the thread goes on,
-    /// which must need no fault then. Wherever the thread says that it is, this only looks.
+    /// which must need no fault then. It is never a victim from now on, nor protected.
     pub(crate) fn is_fork_thread_out(&self, gate: &Exclusive<'_>) -> bool {
-        let range = PageRange::around(VirtualPage::containing(self.channel.fork_thread()), 1);
-        if range.intersection(PageTable::everything()) != range {
-            return false;
+        let pages = self.fork_thread_pages();
+        let ends = lock(&self.thread_ends).clone();
+        self.set_thread_ends(&ends);
+        for page in pages.start.0..pages.end.0 {
+            // Fails where nothing is registered.
+            let _ = self
+                .uffd()
+                .unprotect(PageRange::around(VirtualPage(page), 1));
         }
-        is_any_swapped(gate, range)
+        is_any_swapped(gate, pages)
+    }
+
+    /// Where the thread that forked last says that its sequence is; it may say anything.
+    fn fork_thread_pages(&self) -> PageRange {
+        /// So much it can keep from being paged out.
+        const MOST_BYTES: u64 = 8 * PAGE_SIZE as u64;
+        let (start, length) = self.channel.fork_thread();
+        let pages = length.min(MOST_BYTES).div_ceil(PAGE_SIZE as u64);
+        let start = VirtualPage::containing(start);
+        let range = PageRange {
+            start,
+            end: start.plus(pages),
+        };
+        range.intersection(PageTable::everything())
+    }
+
+    /// Notes the last pages of threads' stacks, and what the thread that forked last needs.
+    pub(crate) fn set_thread_ends(&self, ends: &[VirtualPage]) {
+        let pages = self.fork_thread_pages();
+        let of_fork = (pages.start.0..pages.end.0).map(VirtualPage);
+        let mut all: Vec<_> = ends.iter().copied().chain(of_fork).collect();
+        all.sort_unstable();
+        all.dedup();
+        *lock(&self.thread_ends) = all.into();
     }
 
     /// Whether the program has no seccomp filters but those that this process has: then its children may make the

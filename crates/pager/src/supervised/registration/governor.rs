@@ -317,7 +317,7 @@ impl Governor {
             space.sampling.rescan.store(true, Ordering::Relaxed);
             return;
         };
-        *lock(&space.thread_ends) = scan.thread_ends.as_slice().into();
+        space.set_thread_ends(&scan.thread_ends);
         if scan.unmanaged.is_empty() {
             return;
         }

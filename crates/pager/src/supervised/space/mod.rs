@@ -118,8 +118,8 @@ pub(crate) struct AddressSpace {
     pub sweep: Sweep,
     /// Managed ranges.
     pub managed: Mutex<RangeSet>,
-    /// Last pages of thread stacks, in order, which are never victims. A page is added before its range
-    /// becomes managed.
+    /// Last pages of thread stacks, and what the kernel writes to when a thread that forks goes on, in order. They are never
+    /// victims. A page of the former is added before its range becomes managed.
     pub thread_ends: Mutex<Arc<[VirtualPage]>>,
     /// Places of the stage.
     pub stage: Mutex<Stage>,

@@ -1,6 +1,6 @@
 //! Starting the helper of a forked child of a program that was attached.
 //!
-//! No handler of the library runs when such a program forks. The kernel reports the fork, so the child is served; its helper
+//! No handler of the library runs when such a program forks (unless forks are prepared: `lead.rs`). The kernel reports the fork, so the child is served; its helper
 //! is started by ptrace, once that is worth it (`helper/forked.rs`). The library is in the child, as it was in the parent.
 
 use super::image::{Access, Fixup};
@@ -40,6 +40,11 @@ impl Attacher {
         process::is_fork(process.pid())
             && !self.group.released.covers(process)
             && self.guests.with_library().iter().any(is_ancestor)
+    }
+
+    /// The same, where no handler of the library saw the fork.
+    pub(super) fn is_forked_unseen(&self, process: &Process, library: u64) -> bool {
+        !self.group.resources.prepares_forks() && self.is_forked_from_guest(process, library)
     }
 
     /// Whether a child is being let go whose process is not known: any could be it.
@@ -117,7 +122,7 @@ impl Library {
     ) -> Result<(), AttachError> {
         by_thread_in(process, haste, |tracee| {
             self.compare_inherited(tracee, start)?;
-            self.start_by(tracee, (start, brought::INHERITED))
+            self.start_by(process, tracee, (start, brought::INHERITED))
         })
     }
 

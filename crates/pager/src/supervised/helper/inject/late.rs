@@ -38,7 +38,7 @@ impl Attacher {
         }
         let start = self.library.find(process)?.ok_or(AttachError::Gone)?;
         self.library.examine(process)?;
-        if self.is_forked_from_guest(process, start) {
+        if self.is_forked_unseen(process, start) {
             return self.join(process, start, haste);
         }
         self.library.start_loaded(process, start, haste)
@@ -74,16 +74,17 @@ impl Library {
             } else {
                 brought::BY_LOADER
             };
-            self.start_by(tracee, (start, how))
+            self.start_by(process, tracee, (start, how))
         })
     }
 
     pub(super) fn start_by(
         &self,
+        process: &Process,
         tracee: &mut Tracee,
         image: (u64, u64),
     ) -> Result<(), AttachError> {
-        let place = Place::reserve(tracee, 0)?;
+        let place = Place::reserve(process, tracee, 0)?;
         let entered = self.enter(tracee, image, &place.stack);
         if matches!(entered, Ok(()) | Err(AttachError::Refused)) {
             place.free(tracee);

@@ -8,9 +8,13 @@
 //! another file: what it mapped is compared with the library before anything of it runs.
 
 mod detach;
+mod fork_sites;
 mod forked;
 mod image;
 mod late;
+mod lead;
+mod place;
+mod trampoline;
 
 use crate::supervised::group::Group;
 use crate::supervised::helper::guests::Guests;
@@ -20,12 +24,14 @@ pub use detach::DetachError;
 pub(crate) use forked::ForkedChild;
 use image::{Access, Fixup, Image, Segment};
 pub(crate) use late::Haste;
+use lead::Forks;
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::hello::{Filters, STARTS_LATE_AT, brought};
 use memfold_sys::privilege;
 use memfold_sys::process::{Process, own_filters};
 use memfold_sys::raw::nr;
 use memfold_sys::tracee::Tracee;
+use place::Place;
 use std::io::{self, BufRead, BufReader, Read};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
@@ -47,10 +53,10 @@ pub enum AttachError {
     /// It has filters of its own.
     #[error("it filters its own system calls (seccomp), so memfold makes none in its name")]
     Filtered,
-    /// It may fork, and the kernel does not report forks to this process.
+    /// It may fork in a way that is not known, and the kernel does not report forks to this process.
     #[error(
-        "memfold would not see it fork, which takes CAP_SYS_PTRACE; start memfold with that right (see memfold doctor), \
-         or use a dynamically linked build and memfold run"
+        "memfold would not see it fork, as its code makes the system call in a way that memfold does not know; start \
+         memfold with CAP_SYS_PTRACE (see memfold doctor), or use a dynamically linked build and memfold run"
     )]
     ForksUnseen,
     /// It is held by this memfold or another one.
@@ -132,7 +138,7 @@ impl Attacher {
         }
         self.library.examine(process)?;
         if let Some(start) = self.library.find(process)? {
-            if self.is_forked_from_guest(process, start) {
+            if self.is_forked_unseen(process, start) {
                 return self.join(process, start, Haste::Interrupts);
             }
             match self.library.start_loaded(process, start, Haste::Interrupts) {
@@ -141,12 +147,10 @@ impl Attacher {
                 started => return started,
             }
         }
-        if self.group.resources.prepares_forks() && !is_made_by_go(process) {
-            return Err(AttachError::ForksUnseen);
-        }
+        let leads_forks = self.group.resources.prepares_forks() && !is_made_by_go(process);
         self.guests.invite(process);
         self.group.released.remove(process);
-        let injected = self.library.inject(process);
+        let injected = self.library.inject(process, leads_forks);
         let injected = injected.map(|start| self.guests.note_library(process, start));
         self.invited(process, injected)
     }
@@ -191,9 +195,6 @@ impl Attacher {
 /// What [`enter`](Library::enter) returns in the program: `READY` of the agent.
 const READY: u64 = 1;
 
-/// The stack that a thread of the program runs on.
-const STACK: u64 = 16 * PAGE_SIZE as u64;
-
 /// How long a thread may take to stop. Longer delays a program whose first threads cannot be stopped.
 const STOPPING: Duration = Duration::from_millis(200);
 /// How many threads are tried.
@@ -224,20 +225,42 @@ impl Library {
 
     /// Brings the library into a program and starts its helper. Takes some milliseconds; the program's other threads run
     /// on. Returns where the library is.
-    fn inject(&self, process: &Arc<Process>) -> Result<u64, AttachError> {
-        by_any_thread(process, |tracee| self.inject_by(tracee))
+    fn inject(&self, process: &Arc<Process>, leads_forks: bool) -> Result<u64, AttachError> {
+        by_any_thread(process, |tracee| {
+            let forks = leads_forks.then(|| self.find_forks(process, tracee));
+            self.inject_by(process, tracee, forks.transpose()?)
+        })
     }
 
-    fn inject_by(&self, tracee: &mut Tracee) -> Result<u64, AttachError> {
-        let place = Place::reserve(tracee, self.image.length)?;
+    fn inject_by(
+        &self,
+        process: &Arc<Process>,
+        tracee: &mut Tracee,
+        forks: Option<Forks>,
+    ) -> Result<u64, AttachError> {
+        let place = Place::reserve(process, tracee, self.image.length)?;
         self.map(tracee, &place)
             .inspect_err(|_| place.free(tracee))?;
-        let image = (place.start, brought::BY_SUPERVISOR);
-        let entered = self.enter(tracee, image, &place.stack);
+        let leads_forks = forks.is_some();
+        let led = forks.map_or(Ok(()), |forks| {
+            self.lead_forks(process, tracee, (forks, place.start))
+        });
+        let how = if leads_forks {
+            brought::WITH_FORK_SITES
+        } else {
+            brought::BY_SUPERVISOR
+        };
+        let is_led = led.is_ok();
+        let entered = led.and_then(|()| self.enter(tracee, (place.start, how), &place.stack));
         match &entered {
             // What is not needed any more.
             Ok(()) => place.free_stack(tracee),
-            Err(AttachError::Refused) => place.free(tracee),
+            Err(error) if !is_led || matches!(error, AttachError::Refused) => {
+                // Else a thread forks in there.
+                if !leads_forks || self.leave_forks(process, tracee).is_ok() {
+                    place.free(tracee);
+                }
+            }
             // A helper may run.
             Err(_) => {}
         }
@@ -389,17 +412,21 @@ fn by_one_of<T: Send>(
     Err(last)
 }
 
+/// Stops a thread.
+fn halt(process: &Arc<Process>, thread: i32, patience: Duration) -> Result<Tracee, AttachError> {
+    Tracee::stop(process, thread, patience).map_err(|error| match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => AttachError::NotPermitted,
+        Some(libc::ENOEXEC) => AttachError::NotSixtyFourBit,
+        Some(libc::ETIMEDOUT | libc::EAGAIN) => AttachError::Busy,
+        Some(libc::ESRCH) => AttachError::Gone,
+        _ => error.into(),
+    })
+}
+
 /// Stops a thread, unless it filters its system calls.
 fn stop(process: &Arc<Process>, thread: i32, patience: Duration) -> Result<Tracee, AttachError> {
     privilege::give_up_in_thread()?;
-    let tracee =
-        Tracee::stop(process, thread, patience).map_err(|error| match error.raw_os_error() {
-            Some(libc::EPERM | libc::EACCES) => AttachError::NotPermitted,
-            Some(libc::ENOEXEC) => AttachError::NotSixtyFourBit,
-            Some(libc::ETIMEDOUT | libc::EAGAIN) => AttachError::Busy,
-            Some(libc::ESRCH) => AttachError::Gone,
-            _ => error.into(),
-        })?;
+    let tracee = halt(process, thread, patience)?;
     let status = process.text(&format!("task/{thread}/status"));
     let status = status.map_err(|_| AttachError::Gone)?;
     let mut filters = Filters::default();
@@ -422,41 +449,6 @@ fn is_made_by_go(process: &Process) -> bool {
         Ok(head)
     };
     read().is_ok_and(|head| image::is_go(&head))
-}
-
-/// Where the image and the stack are in a program.
-struct Place {
-    start: u64,
-    length: u64,
-    stack: Range<u64>,
-}
-
-impl Place {
-    /// Reserves addresses: image, guard, stack.
-    fn reserve(tracee: &mut Tracee, image: u64) -> Result<Place, AttachError> {
-        const FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let length = image + PAGE_SIZE as u64 + STACK;
-        let arguments = [0, length, PROT_NONE, FLAGS as u64, u64::MAX, 0];
-        let start = tracee.call(nr::MMAP, arguments)?;
-        let place = Place {
-            start,
-            length,
-            stack: start + length - STACK..start + length,
-        };
-        let opened = protect(tracee, &place.stack, PROT_READ | PROT_WRITE);
-        opened.inspect_err(|_| place.free(tracee))?;
-        Ok(place)
-    }
-
-    fn free_stack(&self, tracee: &mut Tracee) {
-        let start = self.stack.start - PAGE_SIZE as u64;
-        // Fails only if the program is gone.
-        let _ = tracee.call(nr::MUNMAP, [start, self.stack.end - start, 0, 0, 0, 0]);
-    }
-
-    fn free(&self, tracee: &mut Tracee) {
-        let _ = tracee.call(nr::MUNMAP, [self.start, self.length, 0, 0, 0, 0]);
-    }
 }
 
 fn map_segment(

@@ -1,0 +1,236 @@
+//! What a program's forks are led through: two pages near its code, one with two words and one with code of ours. (In this
+//! order: the kernel would merge the first with what is mapped above it.)
+//!
+//! ```text
+//! fork site ── jmp ──► stub: inside += 1 ── call *target ──► the library ── inside -= 1 ── jmp ──► after the call
+//!                        │ clone with another stack or for a thread              or, once it was let go:
+//!                        └──► the call as it was                                 the call as it was
+//! ```
+//! Nobody can tell whether a thread is about to run what is in these pages, as a signal's handler may have come between any two
+//! instructions. So they stay mapped once they are there, and a program that is let go has its forks made by them alone. The
+//! library is unmapped when `inside` says that no thread is in it: one that comes later finds the other target.
+
+use super::fork_sites::{ForkCall, ForkSite, JUMP, LOAD};
+use memfold_sys::PAGE_SIZE;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// Both pages.
+pub(super) const LENGTH: u64 = 2 * PAGE;
+
+/// Bytes of a stub, with room; the first ones of the page are the call as it was.
+const STUB: u64 = 128;
+
+/// Most sites that one page has stubs for.
+pub(super) const MOST_SITES: usize = (PAGE / STUB - 1) as usize;
+
+/// The trampolines of some code, by the address of both pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Trampolines(pub u64);
+
+impl Trampolines {
+    /// Those to which a jump leads.
+    pub(super) fn around(target: u64) -> Trampolines {
+        Trampolines((target / PAGE * PAGE).wrapping_sub(PAGE))
+    }
+
+    /// Address of the word that says where stubs call.
+    pub(super) fn target(self) -> u64 {
+        self.0
+    }
+
+    /// Address of the word that counts threads in what they call.
+    pub(super) fn inside(self) -> u64 {
+        self.target() + 8
+    }
+
+    /// The page of code. What stubs call where there is no library comes first.
+    pub(super) fn plain(self) -> u64 {
+        self.0.wrapping_add(PAGE)
+    }
+
+    /// Where the stub with a number begins.
+    fn stub(self, number: usize) -> u64 {
+        self.plain() + STUB * (number as u64 + 1)
+    }
+
+    /// The page of code for these sites, [`MOST_SITES`] at most. `None` where one is too far away.
+    pub(super) fn code(self, sites: &[ForkSite]) -> Option<Vec<u8>> {
+        let mut code = Code {
+            start: self.plain(),
+            bytes: PLAIN.to_vec(),
+        };
+        for (number, site) in sites.iter().enumerate() {
+            code.fill_to(self.stub(number));
+            code.add_stub(self, site)?;
+        }
+        Some(code.bytes)
+    }
+
+    /// The jump that takes the place of a site's first instruction, to the stub with this number.
+    pub(super) fn jump(self, number: usize, site: &ForkSite) -> Option<[u8; LOAD]> {
+        let distance = distance(site.address + LOAD as u64, self.stub(number))?;
+        let [a, b, c, d] = distance.to_le_bytes();
+        Some([JUMP, a, b, c, d])
+    }
+
+    /// Whether a jump at `site` to `target` is one that memfold made, and `page` what is there.
+    pub(super) fn has_stub(self, site: u64, target: u64, page: &[u8]) -> bool {
+        let offset = target - self.plain();
+        let is_aligned = offset >= STUB && offset.is_multiple_of(STUB);
+        let stub = page.get(offset as usize..).unwrap_or_default();
+        let is_of = |call| {
+            let mut code = Code {
+                start: target,
+                bytes: Vec::new(),
+            };
+            let site = ForkSite {
+                address: site,
+                call,
+            };
+            code.add_stub(self, &site).is_some() && stub.starts_with(&code.bytes)
+        };
+        is_aligned
+            && page.starts_with(&PLAIN)
+            && [ForkCall::Fork, ForkCall::Clone].into_iter().any(is_of)
+    }
+}
+
+/// The call as it was; the number is on the stack, behind where to return to.
+const PLAIN: [u8; 9] = [
+    0x8b, 0x44, 0x24, 0x08, // mov eax, [rsp + 8]
+    0x0f, 0x05, // syscall
+    0xc2, 0x08, 0x00, // ret 8
+];
+
+/// What lies below the stack pointer is the program's own for this many bytes.
+const LEAVE_RED_ZONE: [u8; 5] = [0x48, 0x8d, 0x64, 0x24, 0x80]; // lea rsp, [rsp - 128]
+const BACK_TO_RED_ZONE: [u8; 8] = [0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0]; // lea rsp, [rsp + 128]
+const PUSH_FLAGS: u8 = 0x9c;
+const POP_FLAGS: u8 = 0x9d;
+
+/// From a distance in bytes to the operand of a jump or of an address.
+fn distance(from: u64, to: u64) -> Option<i32> {
+    i32::try_from(to.wrapping_sub(from).cast_signed()).ok()
+}
+
+/// Instructions at an address.
+struct Code {
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+impl Code {
+    fn add(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// An instruction that ends with the distance from its end to an address.
+    fn add_relative(&mut self, instruction: &[u8], to: u64) -> Option<()> {
+        self.add(instruction);
+        let end = self.start + self.bytes.len() as u64 + 4;
+        self.add(&distance(end, to)?.to_le_bytes());
+        Some(())
+    }
+
+    fn fill_to(&mut self, address: u64) {
+        const INT3: u8 = 0xcc;
+        self.bytes.resize((address - self.start) as usize, INT3);
+    }
+
+    fn add_stub(&mut self, of: Trampolines, site: &ForkSite) -> Option<()> {
+        let number = site.call.number();
+        let back = site.address + LOAD as u64 + 2;
+        self.add(&LEAVE_RED_ZONE);
+        self.add(&[PUSH_FLAGS]);
+        let mut branches = Vec::new();
+        if site.call == ForkCall::Clone {
+            self.add(&[0xf7, 0xc7, 0x00, 0x01, 0x00, 0x00]); // test edi, CLONE_VM
+            branches.push(self.add_branch());
+            self.add(&[0x48, 0x85, 0xf6]); // test rsi, rsi (another stack)
+            branches.push(self.add_branch());
+        }
+        self.add_relative(&[0xf0, 0x48, 0xff, 0x05], of.inside())?; // lock inc
+        self.add(&[0x6a, number]); // push
+        self.add_relative(&[0xff, 0x15], of.target())?; // call
+        self.add_relative(&[0xf0, 0x48, 0xff, 0x0d], of.inside())?; // lock dec
+        self.add(&[POP_FLAGS]);
+        self.add(&BACK_TO_RED_ZONE);
+        self.add_relative(&[JUMP], back)?;
+        if branches.is_empty() {
+            return Some(());
+        }
+        for branch in branches {
+            self.bytes[branch] = (self.bytes.len() - branch - 1) as u8;
+        }
+        // On another stack in the child, so there is nothing on this one.
+        self.add(&[POP_FLAGS]);
+        self.add(&BACK_TO_RED_ZONE);
+        self.add(&[0xb8, number, 0, 0, 0, 0x0f, 0x05]); // mov eax, number; syscall
+        self.add_relative(&[JUMP], back)
+    }
+
+    /// `jnz` to what is set later. Returns where its distance is.
+    fn add_branch(&mut self) -> usize {
+        self.add(&[0x75, 0]);
+        self.bytes.len() - 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn site(address: u64, call: ForkCall) -> ForkSite {
+        ForkSite { address, call }
+    }
+
+    #[test]
+    fn a_stub_is_known_again() {
+        let trampolines = Trampolines(0x3f_e000);
+        let sites = [
+            site(0x40_2345, ForkCall::Fork),
+            site(0x40_6789, ForkCall::Clone),
+        ];
+        let code = trampolines.code(&sites).unwrap();
+        for (number, site) in sites.iter().enumerate() {
+            let jump = trampolines.jump(number, site).unwrap();
+            let distance = i32::from_le_bytes([jump[1], jump[2], jump[3], jump[4]]);
+            let target = (site.address + 5).wrapping_add_signed(distance.into());
+            assert_eq!(Trampolines::around(target), trampolines);
+            assert!(trampolines.has_stub(site.address, target, &code));
+            assert!(!trampolines.has_stub(site.address + 1, target, &code));
+            assert!(!trampolines.has_stub(site.address, target + 1, &code));
+            let mut other = code.clone();
+            other[(target - trampolines.plain()) as usize + 20] ^= 1;
+            assert!(!trampolines.has_stub(site.address, target, &other));
+            assert!(!trampolines.has_stub(site.address, target, b""));
+        }
+    }
+
+    #[test]
+    fn as_many_as_there_may_be_fit() {
+        let trampolines = Trampolines(0x3f_e000);
+        let sites: Vec<_> = (0..MOST_SITES as u64)
+            .map(|number| site(0x40_0000 + number * 16, ForkCall::Clone))
+            .collect();
+        let code = trampolines.code(&sites).unwrap();
+        assert!(code.len() <= PAGE_SIZE);
+        let last = trampolines.stub(MOST_SITES - 2) - trampolines.plain();
+        let last = &code[last as usize..];
+        assert!(
+            last.iter()
+                .take(STUB as usize)
+                .rposition(|byte| *byte != 0xcc)
+                < Some(STUB as usize - 1),
+            "a stub is shorter than its room"
+        );
+    }
+
+    #[test]
+    fn what_no_jump_reaches_has_no_trampoline() {
+        let far = [site(0x7f00_0000_0000, ForkCall::Fork)];
+        assert_eq!(Trampolines(0x3f_e000).code(&far), None);
+        assert_eq!(Trampolines(0x3f_e000).jump(0, &far[0]), None);
+    }
+}
