@@ -95,6 +95,7 @@ impl Reader {
                 messages.children.extend(child);
             }
         }
+        let mut ordered = 0;
         loop {
             let change = changes.order.next(&lock(&space.managed), quiet);
             if let Some(change) = change {
@@ -102,6 +103,7 @@ impl Reader {
             }
             if change.is_some_and(Change::needs_order) {
                 space.prepared.changes.fetch_add(1, Ordering::Relaxed);
+                ordered += 1;
             }
             match change {
                 None => break,
@@ -122,6 +124,9 @@ impl Reader {
             }
         }
         beside.finish();
+        if ordered > 1 {
+            space.prepared.note_concurrent();
+        }
         if let Some(carried) = carried {
             space.resolve_overrun(gate, carried);
         }

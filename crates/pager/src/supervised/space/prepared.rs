@@ -66,6 +66,14 @@ impl Prepared {
         })
     }
 
+    /// Several mappings changed beside each other. What is not managed as yet says nothing of their order, so something that is
+    /// withheld may be elsewhere.
+    pub(crate) fn note_concurrent(&self) {
+        if !lock(&self.withheld).ranges().is_empty() {
+            self.astray.store(true, Ordering::Relaxed);
+        }
+    }
+
     fn note_change(&self, range: PageRange) {
         let mut watched = lock(&self.watched);
         if watched
