@@ -20,6 +20,7 @@ use crate::supervised::space::AddressSpace;
 use crate::supervised::start_error::StartError;
 use crate::supervised::stats::{Now, ProgramUsage, Stats};
 use crate::supervised::swap::tiers::{Background, SwapOffError, open_swap_file};
+use crate::supervised::util::run_time::RunTime;
 use memfold_swap::{NewSwapSpaceError, SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::hello::{Rendezvous, SOCKET_PATH_MAX, STARTS_AT_ONCE};
@@ -34,7 +35,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use zsmalloc::NewPoolError;
 
 /// Whether the kernel reports forks to this process.
@@ -396,16 +397,17 @@ impl Control {
         const STEP: Duration = Duration::from_millis(10);
         const NO_PROGRESS: Duration = Duration::from_secs(1);
         let mut least = u64::MAX;
-        let mut progress = Instant::now();
+        // In which the programs were not stopped, nor the machine.
+        let mut since_progress = RunTime::begin();
         loop {
             let stats = self.0.stats();
             let remains = remaining(&stats);
             if remains < least {
                 least = remains;
-                progress = Instant::now();
+                since_progress = RunTime::begin();
             }
             let is_over = self.0.stopping.load(Ordering::Relaxed);
-            if remains == 0 || is_over || progress.elapsed() >= NO_PROGRESS {
+            if remains == 0 || is_over || since_progress.so_far() >= NO_PROGRESS {
                 return Change {
                     before: before.now,
                     after: stats.now,
