@@ -158,16 +158,22 @@ fn a_pause_excuses_no_more_than_the_limit_once_again() {
 fn the_heartbeat_sees_that_no_thread_may_run() {
     const HELD_UP: Duration = Duration::from_millis(60);
     beside!(&[]);
+    // The kernel lets ordinary threads run for a twentieth of a second of each, whatever takes the CPUs.
+    let mut pauses = (0..5).map(|_| seen_while_held_up(HELD_UP));
+    assert!(pauses.any(|pause| pause > HELD_UP / 2));
+}
+
+/// What the heartbeat sees while all CPUs are taken.
+fn seen_while_held_up(time: Duration) -> Duration {
     let heartbeat = Heartbeat::start();
     let cpus = thread::available_parallelism().expect("there are CPUs");
     let hogs: Vec<_> = (0..cpus.get())
-        .map(|_| thread::spawn(|| hog(HELD_UP)))
+        .map(|_| thread::spawn(move || hog(time)))
         .collect();
     for hog in hogs {
         hog.join().expect("it ends");
     }
-    let pause = heartbeat.finish();
-    assert!(pause > HELD_UP / 2, "{pause:?} of {HELD_UP:?}");
+    heartbeat.finish()
 }
 
 /// Takes a CPU for itself.

@@ -122,8 +122,7 @@ fn it_shows_a_programs_mappings_and_changes_limits_at_every_width() {
             &format!("{} top {pid}; sleep 60", memfold().display()),
         );
         terminal.shows("the run", |screen| screen.contains("MiB"));
-        terminal.press(&["m"]);
-        let screen = terminal.shows("the mappings", |screen| {
+        let screen = terminal.shows_at("m", "the mappings", |screen| {
             screen.contains("RATIO") && screen.contains(":1")
         });
         assert!(screen.contains("PID"), "{screen}");

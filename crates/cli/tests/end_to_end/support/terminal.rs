@@ -51,16 +51,36 @@ impl Terminal {
 
     /// Waits until the screen is as expected.
     pub fn shows(&self, what: &str, expected: impl Fn(&str) -> bool) -> String {
+        let shown = self.shows_within(Duration::from_secs(20), expected);
+        shown.unwrap_or_else(|screen| panic!("{what}:\n{screen}"))
+    }
+
+    /// The same once a key is pressed, again if a terminal that has just started lost it.
+    pub fn shows_at(&self, key: &str, what: &str, expected: impl Fn(&str) -> bool) -> String {
+        for _ in 0..3 {
+            self.press(&[key]);
+            if let Ok(screen) = self.shows_within(Duration::from_secs(7), &expected) {
+                return screen;
+            }
+        }
+        self.shows(what, expected)
+    }
+
+    /// The screen as expected, or the last one.
+    fn shows_within(
+        &self,
+        patience: Duration,
+        expected: impl Fn(&str) -> bool,
+    ) -> Result<String, String> {
         let began = Instant::now();
         loop {
             let screen = self.tmux(&["capture-pane", "-p"]);
             if expected(&screen) {
-                return screen;
+                return Ok(screen);
             }
-            assert!(
-                began.elapsed() < Duration::from_secs(20),
-                "{what}:\n{screen}"
-            );
+            if began.elapsed() > patience {
+                return Err(screen);
+            }
             std::thread::sleep(Duration::from_millis(50));
         }
     }
