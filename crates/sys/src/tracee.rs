@@ -382,9 +382,12 @@ fn stop_by_event(process: &Process, thread: i32, patience: Duration) -> io::Resu
     }
 }
 
-/// Waits for a thread to stop.
+/// Waits for a thread to stop. If this process or the machine stands still meanwhile, so does the thread: that takes a small
+/// part of the patience.
 fn wait(process: &Process, thread: i32, patience: Duration) -> io::Result<Stop> {
-    let deadline = Instant::now() + patience;
+    const PARTS: u32 = 20;
+    let mut left = patience;
+    let mut last = Instant::now();
     for look in 0_u32.. {
         if let Some(stop) = stop_of(thread)? {
             return Ok(stop);
@@ -392,7 +395,10 @@ fn wait(process: &Process, thread: i32, patience: Duration) -> io::Result<Stop> 
         if look > EARLY && has_ended(process, thread) {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
-        if Instant::now() >= deadline {
+        let now = Instant::now();
+        left = left.saturating_sub(now.duration_since(last).min(patience / PARTS));
+        last = now;
+        if left.is_zero() {
             break;
         }
         std::thread::sleep(NAPS[usize::from(look > EARLY)]);
