@@ -226,8 +226,12 @@ impl Library {
             for part in arena {
                 let (start, length) = (part.start.address(), bytes(part.pages()));
                 match tracee.call(nr::MUNMAP, [start, length, 0, 0, 0, 0]) {
-                    // It is sealed.
-                    Err(error) if error.raw_os_error() == Some(Errno::EPERM.0) => {}
+                    // It is sealed. What this process has read of it since it was emptied are zeros, which a later memfold
+                    // would page out and bring back as memory. (Locked memory refuses.)
+                    Err(error) if error.raw_os_error() == Some(Errno::EPERM.0) => {
+                        let advice = libc::MADV_DONTNEED as u64;
+                        let _ = tracee.call(nr::MADVISE, [start, length, advice, 0, 0, 0]);
+                    }
                     unmapped => drop(unmapped?),
                 }
             }
