@@ -7,7 +7,7 @@
 
 use crate::fork::join_late;
 use crate::start::{BEACON, EXECUTED, WAITING_PROCESS, is_sandboxed, start};
-use crate::state::{HAS_FORK_SITES, IS_BROUGHT, READY, REFUSED, drop_note};
+use crate::state::{HAS_FORK_SITES, IS_BROUGHT, REFUSED};
 use crate::system;
 use core::sync::atomic::Ordering;
 use memfold_sys::hello::brought;
@@ -18,10 +18,6 @@ use memfold_sys::hello::brought;
 extern "C" fn enter(how: u64) -> u32 {
     if how == brought::INHERITED {
         return if is_sandboxed() { REFUSED } else { join_late() };
-    }
-    if how == brought::LEAVES {
-        drop_note();
-        return READY;
     }
     let waiting = WAITING_PROCESS.load(Ordering::Relaxed);
     let may_start = match how {

@@ -5,14 +5,18 @@
 //! done before and after the call is what the handlers do where a loader brought the library.
 
 use crate::fork::{child, parent, prepare};
+use crate::prepared::own_thread;
 use crate::system;
 use memfold_sys::raw::{nr, syscall};
 
 /// Before the system call. Whether [`after`] is to be called.
 pub extern "C" fn before() -> bool {
     // The thread that forks is known by its pointer, which a program without a C library may lack.
-    if !system::is_filtered() && thread_pointer() == 0 {
-        return false;
+    if !system::is_filtered() {
+        let pointer = thread_pointer();
+        if pointer == 0 || pointer != own_thread() {
+            return false;
+        }
     }
     prepare();
     true

@@ -145,7 +145,7 @@ pub fn prepare(channel: &'static Channel) {
 }
 
 /// What no other thread of this process has: its thread pointer. (Its TID takes a system call.)
-fn own_thread() -> usize {
+pub fn own_thread() -> usize {
     let own: usize;
     // SAFETY: reads the first word that the thread pointer points to, which is that pointer itself.
     unsafe { core::arch::asm!("mov {}, fs:0", out(reg) own, options(nostack, readonly)) };

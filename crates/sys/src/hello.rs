@@ -34,8 +34,6 @@ pub mod brought {
     pub const INHERITED: u64 = 3;
     /// The supervisor, which has also led the program's forks into it.
     pub const WITH_FORK_SITES: u64 = 4;
-    /// The same; the program was let go, and no thread comes into the library any more.
-    pub const LEAVES: u64 = 5;
 }
 
 /// Where in the library the program's forks are led to: bytes after its entry.

@@ -4,30 +4,12 @@
  *
  * Appends MISMATCH to RESULT_FILE if a page is ever wrong (and exits 1); writes
  * one byte a round to stdout.  ROUNDS 0: until killed.  A third of the pages is
- * rewritten in every round.  With FORKS it forks in every round, and the child
- * verifies some pages. */
+ * rewritten in every round. */
 #define _GNU_SOURCE
 #include "stamp.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
-#include <sys/wait.h>
-
-/* Fails if a child that is forked now finds what no page of this round has. */
-static int fork_and_verify(uint64_t *memory, size_t pages, unsigned long round)
-{
-    pid_t child = fork();
-    if (child == 0) {
-        for (size_t page = 0; page < pages; page += 64) {
-            uint64_t generation = 1 + (round + page) / 3 - page / 3;
-            if (check_page(memory + page * WORDS, page + 1, generation) >= 0)
-                _exit(1);
-        }
-        _exit(0);
-    }
-    int status = -1;
-    return child > 0 && waitpid(child, &status, 0) == child && status == 0 ? 0 : -1;
-}
 
 int main(int count, char **arguments)
 {
@@ -54,15 +36,6 @@ int main(int count, char **arguments)
             if (generation != before)
                 stamp_page(memory + page * WORDS, page + 1, generation);
         }
-#ifdef FORKS
-        if (fork_and_verify(memory, pages, round) != 0) {
-            if (write(result, "MISMATCH in a child\n", 20) != 20)
-                return 3;
-            return 1;
-        }
-#else
-        (void)fork_and_verify;
-#endif
         if (write(1, ".", 1) != 1)
             return 3;
     }

@@ -1,8 +1,6 @@
 //! `memfold attach` and `memfold detach`: a program that runs already comes under a limit, and goes its way again.
 
-use crate::support::{
-    STRANGER, Stage, compiled, compiled_by, memfold, rounds, short_or_long, source, torture,
-};
+use crate::support::{STRANGER, Stage, compiled, memfold, rounds, short_or_long, source, torture};
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -14,8 +12,6 @@ pub(super) struct Verify {
     program: Child,
     results: PathBuf,
     before: Kept,
-    /// Of `memfold attach`.
-    options: &'static [&'static str],
     _folder: tempfile::TempDir,
 }
 
@@ -108,7 +104,6 @@ impl Verify {
             program,
             results,
             before: Kept::of(pid),
-            options: REPORTED,
             _folder: folder,
         }
     }
@@ -125,7 +120,8 @@ impl Verify {
     pub(super) fn assert_attached_and_detached(&mut self, cycles: u32) {
         let pid = self.pid();
         for cycle in 0..cycles {
-            let attach = self.attached();
+            let attach = attach(pid);
+            wait_until("it is under the limit", || self.resident() < 24 << 20);
             if cycle % 2 == 0 {
                 let output = detach(pid);
                 assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
@@ -141,14 +137,6 @@ impl Verify {
             assert_ended_well(attach);
             self.assert_free();
         }
-    }
-
-    /// Attached and paged out.
-    fn attached(&self) -> Child {
-        let mut attach = attach_command("16M", self.pid());
-        let attach = attach.args(self.options).spawn().expect("memfold starts");
-        wait_until("it is under the limit", || self.resident() < 24 << 20);
-        attach
     }
 
     /// It goes on as it would without memfold.
@@ -224,46 +212,10 @@ pub(super) fn assert_ended_well(mut attach: Child) {
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
 }
 
-/// How forks are seen: as the kernel reports them, or by the program's own code.
-const REPORTED: &[&str] = &[];
-const PREPARED: &[&str] = &["--prepare-forks"];
-
 #[test]
 fn a_running_program_is_attached_and_detached_again_and_again() {
     beside!(&["cc"]);
     Verify::start().assert_attached_and_detached(4 * rounds());
-}
-
-/// Where the kernel reports no forks, two pages stay by which the program's own code forks, however often that is.
-#[test]
-fn a_program_whose_forks_are_prepared_keeps_two_pages() {
-    beside!(&["cc", "musl-gcc"]);
-    for (compiler, linked) in [("cc", ""), ("cc", "-static"), ("musl-gcc", "-static")] {
-        let name = format!("forking-verify-{compiler}{linked}");
-        let options: Vec<&str> = [linked, "-DFORKS"]
-            .into_iter()
-            .filter(|one| !one.is_empty())
-            .collect();
-        let mut verify = Verify::of(&compiled_by(compiler, &name, &["verify.c"], &options));
-        verify.options = PREPARED;
-        let before = std::mem::take(&mut verify.before.mappings);
-        let attach = verify.attached();
-        assert_eq!(detach(verify.pid()).status.code(), Some(0));
-        assert_ended_well(attach);
-        let new = |mappings: &[(u64, u64, String)]| {
-            let mut mappings = mappings.to_vec();
-            mappings.retain(|mapping| !before.contains(mapping));
-            mappings
-        };
-        verify.before.mappings = mappings_of(verify.pid());
-        let kept = new(&verify.before.mappings);
-        let access: Vec<_> = kept
-            .iter()
-            .map(|(start, end, kind)| (end - start, &kind[..4]))
-            .collect();
-        assert_eq!(access, [(4096, "rw-p"), (4096, "r-xp")], "{kept:?}");
-        verify.assert_attached_and_detached(2 * rounds());
-    }
 }
 
 /// Its collector's threads run while one of them is stopped.
@@ -277,16 +229,8 @@ fn a_python_program_with_threads_forks_while_it_is_held_and_afterwards() {
     let mut program = program.spawn().expect("it starts");
     let lines = || fs::read_to_string(&log).unwrap_or_default().lines().count();
     wait_until("it works", || lines() > 2);
-    let cycles = short_or_long(4, if rounds() > 2 { 100 } else { 8 });
-    for cycle in 0..cycles {
-        // Its forks are led into the library from the second half on.
-        let options = if cycle < cycles / 2 {
-            PREPARED
-        } else {
-            REPORTED
-        };
-        let mut attach = attach_command("20M", program.id());
-        let attach = attach.args(options).spawn().expect("memfold starts");
+    for _ in 0..short_or_long(2, if rounds() > 2 { 100 } else { 4 }) {
+        let attach = attach_under("20M", program.id());
         let before = lines();
         wait_until("it works under the limit", || lines() > before + 2);
         let output = detach(program.id());
@@ -300,28 +244,6 @@ fn a_python_program_with_threads_forks_while_it_is_held_and_afterwards() {
     program.wait().expect("it ends");
     let log = fs::read_to_string(&log).expect("its log");
     assert!(log.lines().all(|line| line == "right"), "{log}");
-}
-
-/// The parent of a child that says hello may have ended by then, so that the child is no known program's.
-#[test]
-fn orphans_of_an_attached_program_are_its_children() {
-    beside!(&["cc"]);
-    let orphans = compiled("orphans", &["orphans.c"], &[]);
-    for options in [REPORTED, PREPARED] {
-        let mut program = Command::new(&orphans);
-        let program = program.args(["48", "60"]).stdout(Stdio::piped()).spawn();
-        let mut program = program.expect("it starts");
-        let pid = program.id();
-        wait_until("it has its memory", || resident(pid) > 48 << 20);
-        let mut attach = attach_command("16M", pid);
-        let attach = attach.args(options).spawn().expect("memfold starts");
-        wait_until("it ends", || {
-            program.try_wait().expect("a status").is_some()
-        });
-        let output = program.wait_with_output().expect("its output");
-        assert_eq!(text(&output.stdout), ".".repeat(60), "{options:?}");
-        assert_ended_well(attach);
-    }
 }
 
 /// A program that checks its own data, with its arguments.

@@ -46,11 +46,6 @@ impl<S> ExpectedChildren<S> {
         token
     }
 
-    /// Whether any is expected.
-    pub(crate) fn is_any(&self) -> bool {
-        !lock(&self.0).is_empty()
-    }
-
     /// No child is expected any more.
     pub(crate) fn forget(&self, token: u64) {
         lock(&self.0).remove(&token);

@@ -18,8 +18,8 @@ use memfold_sys::channel::WITHHELD_MOST;
 use memfold_sys::process::{InheritedBy, own_filters};
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::io;
-use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 /// Longest wait for the helper to withhold one range. It answers within microseconds, unless its program is
@@ -41,6 +41,15 @@ pub(crate) fn is_any_swapped(gate: &Exclusive<'_>, range: PageRange) -> bool {
     any
 }
 
+/// Pages in order, with those of a range.
+fn with_pages(pages: &[VirtualPage], range: PageRange) -> Arc<[VirtualPage]> {
+    let more = (range.start.0..range.end.0).map(VirtualPage);
+    let mut all: Vec<_> = pages.iter().copied().chain(more).collect();
+    all.sort_unstable();
+    all.dedup();
+    all.into()
+}
+
 /// How many seccomp filters this process has: it adds none.
 static OWN_FILTERS: LazyLock<u32> = LazyLock::new(own_filters);
 
@@ -57,8 +66,10 @@ impl AddressSpace {
     /// which must need no fault then. It is never a victim from now on, nor protected.
     pub(crate) fn is_fork_thread_out(&self, gate: &Exclusive<'_>) -> bool {
         let pages = self.fork_thread_pages();
-        let ends = lock(&self.thread_ends).clone();
-        self.set_thread_ends(&ends);
+        {
+            let mut ends = lock(&self.thread_ends);
+            *ends = with_pages(&ends, pages);
+        }
         for page in pages.start.0..pages.end.0 {
             // Fails where nothing is registered.
             let _ = self
@@ -84,12 +95,7 @@ impl AddressSpace {
 
     /// Notes the last pages of threads' stacks, and what the thread that forked last needs.
     pub(crate) fn set_thread_ends(&self, ends: &[VirtualPage]) {
-        let pages = self.fork_thread_pages();
-        let of_fork = (pages.start.0..pages.end.0).map(VirtualPage);
-        let mut all: Vec<_> = ends.iter().copied().chain(of_fork).collect();
-        all.sort_unstable();
-        all.dedup();
-        *lock(&self.thread_ends) = all.into();
+        *lock(&self.thread_ends) = with_pages(ends, self.fork_thread_pages());
     }
 
     /// Whether the program has no seccomp filters but those that this process has: then its children may make the

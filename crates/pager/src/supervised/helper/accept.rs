@@ -16,7 +16,7 @@ use crate::supervised::kernel::Ports;
 use crate::supervised::util::fd_pressure;
 use crate::time::Instant;
 use memfold_sys::epoll::Epoll;
-use memfold_sys::hello::{Hello, TOKEN, TRACES};
+use memfold_sys::hello::{Hello, TRACES};
 use memfold_sys::is_shortage;
 use memfold_sys::process::{self, Process};
 use memfold_sys::socket;
@@ -197,12 +197,9 @@ impl Acceptor {
                 || process.descends_from_here()?;
             Ok((is_ours, process))
         };
-        let (is_ours, process) = loop {
+        let process = loop {
             match identify() {
-                Ok((true, process)) => break (true, process),
-                Ok((false, process)) if self.group.expected_children.is_any() => {
-                    break (false, process);
-                }
+                Ok((true, process)) => break process,
                 Ok((false, _)) => {
                     *self.looks.entry(user).or_default() += 1;
                     return Err(io::ErrorKind::PermissionDenied.into());
@@ -214,7 +211,6 @@ impl Acceptor {
         let identity = Peer {
             connection,
             process: Arc::new(process),
-            is_orphan: !is_ours,
         };
         self.expect(PendingPeer::new(user, identity))
     }
@@ -315,10 +311,6 @@ impl Acceptor {
     fn attach(&mut self, mut peer: PendingPeer<Peer>) -> io::Result<()> {
         let (hello, descriptors) = socket::receive_hello(peer.identity.connection.as_fd())?;
         let (user, is_lent) = (peer.user, peer.is_lent);
-        if peer.identity.is_orphan && hello.inherited & TOKEN == 0 {
-            *self.looks.entry(user).or_default() += 1;
-            return Err(io::ErrorKind::PermissionDenied.into());
-        }
         let descriptors = self.sort_out(descriptors, user);
         if hello.refused == TRACES {
             self.switch.leave_off();

@@ -14,9 +14,6 @@ use std::sync::Arc;
 pub(crate) struct Peer {
     pub connection: OwnedFd,
     pub process: Arc<Process>,
-    /// It descends from no program that is known here. A child of an attached one whose parent has ended shows by its
-    /// token that it is that, and no other may say anything.
-    pub is_orphan: bool,
 }
 
 impl Peer {

@@ -9,7 +9,6 @@ use crate::page::{PageRange, VirtualPage, bytes};
 use crate::range_set::RangeSet;
 use crate::supervised::space::{AddressSpace, Arena};
 use memfold_sys::Errno;
-use memfold_sys::hello::brought;
 use memfold_sys::process::Process;
 use memfold_sys::raw::nr;
 use std::sync::atomic::Ordering;
@@ -190,12 +189,7 @@ impl Attacher {
         // Where a loader brought the library, the C library calls it when the program forks, and it stays.
         if let Some(start) = library {
             let _tracing = self.guests.trace();
-            let leads_forks = self.group.resources.prepares_forks();
-            let unmap = || {
-                self.library
-                    .unmap(&one.process, start, (&one.arena, leads_forks))
-            };
-            if let Err(error) = unless_busy(unmap) {
+            if let Err(error) = self.library.unmap(&one.process, start, &one.arena) {
                 log::debug!("the library stays mapped in process {pid}: {error}");
             }
         }
@@ -204,24 +198,17 @@ impl Attacher {
 
 impl Library {
     /// Unmaps the library and these parts of its arena from a program whose helper has ended.
-    ///
-    /// # Errors
-    /// `Busy` if a thread is in there for a fork, or none can be stopped.
     fn unmap(
         &self,
         process: &Arc<Process>,
         start: u64,
-        (arena, leads_forks): (&[PageRange], bool),
+        arena: &[PageRange],
     ) -> Result<(), AttachError> {
         if !self.is_at(process, start)? {
             // It executed another program.
             return Err(AttachError::Gone);
         }
         by_any_thread(process, |tracee| {
-            if leads_forks {
-                self.leave_forks(process, tracee)?;
-                self.start_by(process, tracee, (start, brought::LEAVES))?;
-            }
             tracee.call(nr::MUNMAP, [start, self.image.length, 0, 0, 0, 0])?;
             for part in arena {
                 let (start, length) = (part.start.address(), bytes(part.pages()));
@@ -238,18 +225,6 @@ impl Library {
             Ok(())
         })
     }
-}
-
-/// Tries again for a while what fails as a thread is busy.
-fn unless_busy(work: impl Fn() -> Result<(), AttachError>) -> Result<(), AttachError> {
-    const TRIES: u32 = 20;
-    for _ in 1..TRIES {
-        match work() {
-            Err(AttachError::Busy) => std::thread::sleep(STEP),
-            done => return done,
-        }
-    }
-    work()
 }
 
 /// An arena in parts that are sealed as a whole or not at all: the beacon is, and the stage with the trash, where the kernel

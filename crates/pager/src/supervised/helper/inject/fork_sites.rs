@@ -1,7 +1,7 @@
 //! Where a program's code forks.
 //!
 //! C libraries make the system call by two instructions side by side: one that loads the number (five bytes), and the
-//! call. The first is what a jump fits in. The other way round, a jump there is what an earlier memfold left.
+//! call. The first is what a jump fits in.
 
 /// A system call that forks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,8 +36,6 @@ pub(super) const LOAD: usize = 5;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ForkSites {
     pub sites: Vec<ForkSite>,
-    /// A jump in the place of the number: where it is, and where it leads.
-    pub jumps: Vec<(u64, u64)>,
     /// Something seems to fork in a way in which no jump fits.
     pub has_unknown: bool,
 }
@@ -45,6 +43,8 @@ pub(super) struct ForkSites {
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// `mov eax, number`.
 const MOV: u8 = 0xb8;
+/// What widens the registers of the instruction behind it; the lower half are flags.
+const REX: u8 = 0x40;
 /// `jmp` to a distance of four bytes.
 pub(super) const JUMP: u8 = 0xe9;
 
@@ -65,6 +65,14 @@ impl ForkSites {
         }
     }
 
+    /// Whether a thread that goes on at an address has loaded the number, or makes the call again.
+    pub(super) fn is_about_to_fork(&self, place: u64) -> bool {
+        let is_at = |site: &ForkSite| {
+            (1..=(LOAD + SYSCALL.len()) as u64).contains(&place.wrapping_sub(site.address))
+        };
+        self.sites.iter().any(is_at)
+    }
+
     /// Looks at what comes before a system call that is at an address.
     fn look_before(&mut self, before: &[u8], call: u64) {
         let Some((rest, load)) = before.split_last_chunk::<LOAD>() else {
@@ -81,16 +89,12 @@ impl ForkSites {
                     address: site,
                     call,
                 });
+                // With a prefix it is another register's.
+                let is_prefixed = rest.last().is_some_and(|byte| byte & 0xf0 == REX);
+                self.has_unknown |= found.is_some() && is_prefixed;
                 self.sites.extend(found);
             }
-            JUMP => {
-                let distance = i64::from(i32::from_le_bytes(operand));
-                self.jumps.push((site, call.wrapping_add_signed(distance)));
-            }
-            _ => {
-                let _ = rest;
-                self.has_unknown |= loads_fork(before);
-            }
+            _ => self.has_unknown |= loads_fork(before),
         }
     }
 }
@@ -177,9 +181,9 @@ mod tests {
     }
 
     #[test]
-    fn jumps_are_followed() {
-        let code = [&NOPS[..], &[JUMP, 0xd3, 0xff, 0xff, 0xff, 0x0f, 0x05]].concat();
-        assert_eq!(found(&code).jumps, [(0x40_0028, 0x40_0000)]);
+    fn another_register_is_no_number() {
+        let code = [&NOPS[..], &[0x41], &CLONE].concat();
+        assert!(found(&code).has_unknown);
     }
 
     #[test]

@@ -26,7 +26,7 @@ use image::{Access, Fixup, Image, Segment};
 pub(crate) use late::Haste;
 use lead::Forks;
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::hello::{Filters, STARTS_LATE_AT, brought};
+use memfold_sys::hello::{FORK_ENTRY, Filters, STARTS_LATE_AT, brought};
 use memfold_sys::privilege;
 use memfold_sys::process::{Process, own_filters};
 use memfold_sys::raw::nr;
@@ -55,8 +55,9 @@ pub enum AttachError {
     Filtered,
     /// It may fork in a way that is not known, and the kernel does not report forks to this process.
     #[error(
-        "memfold would not see it fork, as its code makes the system call in a way that memfold does not know; start \
-         memfold with CAP_SYS_PTRACE (see memfold doctor), or use a dynamically linked build and memfold run"
+        "memfold would not see it fork, as it has several threads, or makes the system call in a way that memfold does not \
+         know, or memfold has not started it; start memfold with CAP_SYS_PTRACE (see memfold doctor), or use a dynamically \
+         linked build and memfold run"
     )]
     ForksUnseen,
     /// It is held by this memfold or another one.
@@ -148,10 +149,19 @@ impl Attacher {
             }
         }
         let leads_forks = self.group.resources.prepares_forks() && !is_made_by_go(process);
+        // A child whose parent has ended is known by its descent alone.
+        if leads_forks && !process.descends_from_here()? {
+            return Err(AttachError::ForksUnseen);
+        }
         self.guests.invite(process);
         self.group.released.remove(process);
         let injected = self.library.inject(process, leads_forks);
-        let injected = injected.map(|start| self.guests.note_library(process, start));
+        let injected = injected.map(|start| {
+            // Else it stays when the program is let go, as where a loader brought it: forks come into it.
+            if !leads_forks {
+                self.guests.note_library(process, start);
+            }
+        });
         self.invited(process, injected)
     }
 
@@ -234,30 +244,29 @@ impl Library {
 
     fn inject_by(
         &self,
-        process: &Arc<Process>,
+        process: &Process,
         tracee: &mut Tracee,
         forks: Option<Forks>,
     ) -> Result<u64, AttachError> {
         let place = Place::reserve(process, tracee, self.image.length)?;
         self.map(tracee, &place)
             .inspect_err(|_| place.free(tracee))?;
-        let leads_forks = forks.is_some();
-        let led = forks.map_or(Ok(()), |forks| {
-            self.lead_forks(process, tracee, (forks, place.start))
-        });
-        let how = if leads_forks {
+        let how = if forks.is_some() {
             brought::WITH_FORK_SITES
         } else {
             brought::BY_SUPERVISOR
         };
-        let is_led = led.is_ok();
-        let entered = led.and_then(|()| self.enter(tracee, (place.start, how), &place.stack));
+        let target = place.start + self.image.entry + FORK_ENTRY;
+        let led = forks.map(|forks| forks.lead(tracee, target)).transpose();
+        let led = led.inspect_err(|_| place.free(tracee))?;
+        let entered = self.enter(tracee, (place.start, how), &place.stack);
         match &entered {
             // What is not needed any more.
             Ok(()) => place.free_stack(tracee),
-            Err(error) if !is_led || matches!(error, AttachError::Refused) => {
-                // Else a thread forks in there.
-                if !leads_forks || self.leave_forks(process, tracee).is_ok() {
+            Err(AttachError::Refused) => {
+                // No other thread runs, so none is in there.
+                let left = led.map_or(Ok(()), |led| led.leave(tracee));
+                if left.is_ok() {
                     place.free(tracee);
                 }
             }
@@ -412,21 +421,17 @@ fn by_one_of<T: Send>(
     Err(last)
 }
 
-/// Stops a thread.
-fn halt(process: &Arc<Process>, thread: i32, patience: Duration) -> Result<Tracee, AttachError> {
-    Tracee::stop(process, thread, patience).map_err(|error| match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => AttachError::NotPermitted,
-        Some(libc::ENOEXEC) => AttachError::NotSixtyFourBit,
-        Some(libc::ETIMEDOUT | libc::EAGAIN) => AttachError::Busy,
-        Some(libc::ESRCH) => AttachError::Gone,
-        _ => error.into(),
-    })
-}
-
 /// Stops a thread, unless it filters its system calls.
 fn stop(process: &Arc<Process>, thread: i32, patience: Duration) -> Result<Tracee, AttachError> {
     privilege::give_up_in_thread()?;
-    let tracee = halt(process, thread, patience)?;
+    let tracee =
+        Tracee::stop(process, thread, patience).map_err(|error| match error.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => AttachError::NotPermitted,
+            Some(libc::ENOEXEC) => AttachError::NotSixtyFourBit,
+            Some(libc::ETIMEDOUT | libc::EAGAIN) => AttachError::Busy,
+            Some(libc::ESRCH) => AttachError::Gone,
+            _ => error.into(),
+        })?;
     let status = process.text(&format!("task/{thread}/status"));
     let status = status.map_err(|_| AttachError::Gone)?;
     let mut filters = Filters::default();

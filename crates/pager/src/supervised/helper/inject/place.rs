@@ -56,8 +56,11 @@ impl Place {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mapping {
     pub range: Range<u64>,
-    /// The file's path, if it is code of one.
-    pub code_of: Option<String>,
+    pub is_executable: bool,
+    /// Private, of a file, and not to be written.
+    pub is_of_file: bool,
+    /// The path, or what the kernel calls it.
+    pub name: String,
 }
 
 impl Mapping {
@@ -67,12 +70,30 @@ impl Mapping {
         let (start, end) = fields.next()?.split_once('-')?;
         let number = |text| u64::from_str_radix(text, 16).ok();
         let range = number(start)?..number(end)?;
-        let is_executable = fields.next()?.as_bytes().get(..3)? == b"r-x";
-        let path = line.find('/').map(|at| line[at..].to_owned());
+        let access = fields.next()?;
+        let at = line.find(['/', '[']);
+        let name = at.map_or(String::new(), |at| line[at..].to_owned());
         Some(Mapping {
             range,
-            code_of: path.filter(|_| is_executable),
+            is_executable: access.contains('x'),
+            is_of_file: access == "r-xp" && name.starts_with('/'),
+            name,
         })
+    }
+
+    /// One of no file.
+    pub(super) fn at(range: Range<u64>) -> Mapping {
+        Mapping {
+            range,
+            is_executable: false,
+            is_of_file: false,
+            name: String::new(),
+        }
+    }
+
+    /// Whether the kernel has put it there.
+    pub(super) fn is_kernels(&self) -> bool {
+        ["[vdso]", "[vsyscall]"].contains(&self.name.as_str())
     }
 
     /// Those of a process, in order.
@@ -135,23 +156,41 @@ mod tests {
         let code = "00401000-004a2000 r-xp 00001000 fe:00 1234   /usr/bin/a program";
         let code = Mapping::parse(code).unwrap();
         assert_eq!(code.range, 0x40_1000..0x4a_2000);
-        assert_eq!(code.code_of.as_deref(), Some("/usr/bin/a program"));
-        for other in [
-            "00400000-00401000 r--p 00000000 fe:00 1234   /usr/bin/program",
-            "7fff00000000-7fff00002000 r-xp 00000000 00:00 0   [vdso]",
-            "7f0000000000-7f0000001000 r-xp 00000000 00:00 0",
+        assert_eq!(code.name, "/usr/bin/a program");
+        assert!(code.is_executable && code.is_of_file && !code.is_kernels());
+        for (line, is_executable, is_kernels) in [
+            (
+                "00400000-00401000 r--p 00000000 fe:00 1234   /usr/bin/program",
+                false,
+                false,
+            ),
+            (
+                "00400000-00401000 r-xs 00000000 fe:00 1234   /usr/bin/program",
+                true,
+                false,
+            ),
+            (
+                "7fff00000000-7fff00002000 r-xp 00000000 00:00 0   [vdso]",
+                true,
+                true,
+            ),
+            (
+                "7f0000000000-7f0000001000 rwxp 00000000 00:00 0",
+                true,
+                false,
+            ),
         ] {
-            assert_eq!(Mapping::parse(other).unwrap().code_of, None, "{other}");
+            let other = Mapping::parse(line).unwrap();
+            assert!(!other.is_of_file, "{line}");
+            assert_eq!(other.is_executable, is_executable, "{line}");
+            assert_eq!(other.is_kernels(), is_kernels, "{line}");
         }
         assert_eq!(Mapping::parse("no line"), None);
     }
 
     #[test]
     fn the_largest_gap_is_found() {
-        let mapping = |range| Mapping {
-            range,
-            code_of: None,
-        };
+        let mapping = Mapping::at;
         let vsyscall = 0xffff_ffff_ff60_0000..0xffff_ffff_ff60_1000;
         let others = [
             0x1_0000..0x2_0000,
@@ -165,10 +204,7 @@ mod tests {
 
     #[test]
     fn the_next_free_addresses_below_are_taken() {
-        let mapping = |range| Mapping {
-            range,
-            code_of: None,
-        };
+        let mapping = Mapping::at;
         let code = 0x40_1000..0x4a_2000;
         let near = [mapping(0x40_0000..0x40_1000), mapping(code.clone())];
         assert_eq!(free_below(&near, &code, 0x2000), Some(0x3f_e000));

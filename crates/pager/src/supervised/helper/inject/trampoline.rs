@@ -1,14 +1,13 @@
-//! What a program's forks are led through: two pages near its code, one with two words and one with code of ours. (In this
+//! What a program's forks are led through: two pages near its code, one with a word and one with code of ours. (In this
 //! order: the kernel would merge the first with what is mapped above it.)
 //!
 //! ```text
-//! fork site ── jmp ──► stub: inside += 1 ── call *target ──► the library ── inside -= 1 ── jmp ──► after the call
-//!                        │ clone with another stack or for a thread              or, once it was let go:
-//!                        └──► the call as it was                                 the call as it was
+//! fork site ── jmp ──► stub ── call *target ──► the library ── ret ── jmp ──► after the call
+//!                        │ clone with another stack or for a thread
+//!                        └──► the call as it was
 //! ```
-//! Nobody can tell whether a thread is about to run what is in these pages, as a signal's handler may have come between any two
-//! instructions. So they stay mapped once they are there, and a program that is let go has its forks made by them alone. The
-//! library is unmapped when `inside` says that no thread is in it: one that comes later finds the other target.
+//! They stay mapped as long as the program runs: nobody can tell whether a thread is about to run what is in these pages, as a
+//! signal's handler may have come between any two instructions.
 
 use super::fork_sites::{ForkCall, ForkSite, JUMP, LOAD};
 use memfold_sys::PAGE_SIZE;
@@ -29,19 +28,9 @@ pub(super) const MOST_SITES: usize = (PAGE / STUB - 1) as usize;
 pub(super) struct Trampolines(pub u64);
 
 impl Trampolines {
-    /// Those to which a jump leads.
-    pub(super) fn around(target: u64) -> Trampolines {
-        Trampolines((target / PAGE * PAGE).wrapping_sub(PAGE))
-    }
-
     /// Address of the word that says where stubs call.
     pub(super) fn target(self) -> u64 {
         self.0
-    }
-
-    /// Address of the word that counts threads in what they call.
-    pub(super) fn inside(self) -> u64 {
-        self.target() + 8
     }
 
     /// The page of code. What stubs call where there is no library comes first.
@@ -72,27 +61,6 @@ impl Trampolines {
         let distance = distance(site.address + LOAD as u64, self.stub(number))?;
         let [a, b, c, d] = distance.to_le_bytes();
         Some([JUMP, a, b, c, d])
-    }
-
-    /// Whether a jump at `site` to `target` is one that memfold made, and `page` what is there.
-    pub(super) fn has_stub(self, site: u64, target: u64, page: &[u8]) -> bool {
-        let offset = target - self.plain();
-        let is_aligned = offset >= STUB && offset.is_multiple_of(STUB);
-        let stub = page.get(offset as usize..).unwrap_or_default();
-        let is_of = |call| {
-            let mut code = Code {
-                start: target,
-                bytes: Vec::new(),
-            };
-            let site = ForkSite {
-                address: site,
-                call,
-            };
-            code.add_stub(self, &site).is_some() && stub.starts_with(&code.bytes)
-        };
-        is_aligned
-            && page.starts_with(&PLAIN)
-            && [ForkCall::Fork, ForkCall::Clone].into_iter().any(is_of)
     }
 }
 
@@ -150,10 +118,8 @@ impl Code {
             self.add(&[0x48, 0x85, 0xf6]); // test rsi, rsi (another stack)
             branches.push(self.add_branch());
         }
-        self.add_relative(&[0xf0, 0x48, 0xff, 0x05], of.inside())?; // lock inc
         self.add(&[0x6a, number]); // push
         self.add_relative(&[0xff, 0x15], of.target())?; // call
-        self.add_relative(&[0xf0, 0x48, 0xff, 0x0d], of.inside())?; // lock dec
         self.add(&[POP_FLAGS]);
         self.add(&BACK_TO_RED_ZONE);
         self.add_relative(&[JUMP], back)?;
@@ -186,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stub_is_known_again() {
+    fn a_jump_leads_to_its_stub() {
         let trampolines = Trampolines(0x3f_e000);
         let sites = [
             site(0x40_2345, ForkCall::Fork),
@@ -197,14 +163,17 @@ mod tests {
             let jump = trampolines.jump(number, site).unwrap();
             let distance = i32::from_le_bytes([jump[1], jump[2], jump[3], jump[4]]);
             let target = (site.address + 5).wrapping_add_signed(distance.into());
-            assert_eq!(Trampolines::around(target), trampolines);
-            assert!(trampolines.has_stub(site.address, target, &code));
-            assert!(!trampolines.has_stub(site.address + 1, target, &code));
-            assert!(!trampolines.has_stub(site.address, target + 1, &code));
-            let mut other = code.clone();
-            other[(target - trampolines.plain()) as usize + 20] ^= 1;
-            assert!(!trampolines.has_stub(site.address, target, &other));
-            assert!(!trampolines.has_stub(site.address, target, b""));
+            let stub = (target - trampolines.plain()) as usize;
+            assert!(code[stub..].starts_with(&LEAVE_RED_ZONE));
+            // The last one of the stub is the jump back, behind the system call.
+            let end = stub
+                + code[stub..]
+                    .iter()
+                    .take_while(|byte| **byte != 0xcc)
+                    .count();
+            let back = i32::from_le_bytes(code[end - 4..end].try_into().unwrap());
+            let back = (trampolines.plain() + end as u64).wrapping_add_signed(back.into());
+            assert_eq!((code[end - 5], back), (JUMP, site.address + 7));
         }
     }
 
