@@ -197,13 +197,20 @@ fn a_swapoff_of_nothing_is_refused() {
 #[test]
 fn zstandard_is_denser_than_lz4() {
     beside!(&["python3"]);
-    let stored = |algorithm: &str| {
+    let stored_once = |algorithm: &str| {
         let program = Program::new(python())
             .args([source("objects.py"), "0.5".into()])
             .memfold_options(["--algo", algorithm, "--recompress-after", "off"]);
         let outcome = program.run(Limits::Resident(60 * MIB));
         outcome.assert_success();
         outcome.number("bytes_stored") / outcome.number("bytes_original")
+    };
+    // A program that the machine stands still for has its half second at once, and nothing out.
+    let stored = |algorithm| {
+        let mut ratios = (0..3).map(|_| stored_once(algorithm));
+        ratios
+            .find(|ratio| !ratio.is_nan())
+            .expect("pages went out")
     };
     let (lz4, zstd) = (stored("lz4"), stored("zstd"));
     assert!(zstd < lz4 * 0.9, "{zstd} of the original against {lz4}");
