@@ -87,9 +87,13 @@ impl Forks {
         match done {
             Ok(()) => Ok(led),
             Err(error) => {
-                // Whatever jumps there already makes the call, and nothing else.
-                for made in led.0.iter().filter(|_| !error.is_led) {
-                    let _ = tracee.call(nr::MUNMAP, [made.0, trampoline::LENGTH, 0, 0, 0, 0]);
+                if error.is_led {
+                    // Whatever jumps there already makes the call, and nothing else.
+                    led.leave(tracee)?;
+                } else {
+                    for made in &led.0 {
+                        let _ = tracee.call(nr::MUNMAP, [made.0, trampoline::LENGTH, 0, 0, 0, 0]);
+                    }
                 }
                 Err(error.why)
             }
