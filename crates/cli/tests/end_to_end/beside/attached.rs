@@ -114,19 +114,18 @@ fn a_static_program_whose_forks_are_unseen_is_left_alone() {
 }
 
 /// A shell without a loader that forks for each command, a pipeline and a subshell.
-pub(super) fn static_shell() -> Program {
-    const SCRIPT: &str = "text=x; i=0; while [ $i -lt 18 ]; do text=$text$text; i=$((i+1)); done; \
-                          i=0; while [ $i -lt 300 ]; do (echo ${#text} | busybox cat) > /dev/null || exit 1; i=$((i+1)); \
-                          done; echo ${#text}";
-    Program::new("busybox").args(["sh", "-c", SCRIPT])
-}
-
 #[test]
 fn a_static_shell_runs_as_always() {
     beside!(&["busybox"]);
-    let outcome = static_shell().run(LIMIT);
-    outcome.assert_success();
-    assert_eq!(outcome.text(), "262144\n");
+    const SCRIPT: &str = "text=x; i=0; while [ $i -lt 18 ]; do text=$text$text; i=$((i+1)); done; \
+                          i=0; while [ $i -lt 300 ]; do (echo ${#text} | busybox cat) > /dev/null || exit 1; i=$((i+1)); \
+                          done; echo ${#text}";
+    for options in [&[][..], &["--prepare-forks"]] {
+        let program = Program::new("busybox").args(["sh", "-c", SCRIPT]);
+        let outcome = program.memfold_options(options).run(LIMIT);
+        outcome.assert_success();
+        assert_eq!(outcome.text(), "262144\n");
+    }
 }
 
 /// The library's descriptors are none of the program's.

@@ -133,16 +133,6 @@ fn children_of_static_programs_have_everything() {
     }
 }
 
-/// A shell without a loader that forks for each command, a pipeline and a subshell.
-#[test]
-fn a_static_shell_runs_as_always() {
-    beside!(&["busybox"]);
-    let program = super::attached::static_shell().memfold_options(PREPARED);
-    let outcome = program.run(Limits::Resident(16 * MIB));
-    outcome.assert_success();
-    assert_eq!(outcome.text(), "262144\n");
-}
-
 #[test]
 fn a_child_past_the_c_library_lacks_what_is_managed() {
     beside!(&["cc"]);

@@ -3,7 +3,7 @@
 //! The code of the program's C library is changed where it forks, while the program's one thread is stopped. It stays
 //! so: see `trampoline.rs`.
 
-use super::fork_sites::{ForkSites, OVERLAP};
+use super::fork_sites::{ForkSites, LOAD, OVERLAP};
 use super::place::{Mapping, free_below};
 use super::trampoline::{self, MOST_SITES, Trampolines};
 use super::{AttachError, Library, PROT_EXEC, PROT_READ, PROT_WRITE, protect};
@@ -79,29 +79,24 @@ impl Library {
     }
 }
 
+/// A jump in the place of a site's first instruction, and where that is.
+type Jump = (u64, [u8; LOAD]);
+
 impl Forks {
-    /// Leads forks to a function of the library. The program is as it was where this fails.
+    /// Leads forks to a function of the library. The program is as it was where this fails, or has pages that make the call
+    /// and nothing else.
     pub(super) fn lead(self, tracee: &mut Tracee, target: u64) -> Result<Led, AttachError> {
         let mut led = Led::default();
-        let done = self.lead_by(tracee, target, &mut led);
-        match done {
-            Ok(()) => Ok(led),
-            Err(error) => {
-                if error.is_led {
-                    // Whatever jumps there already makes the call, and nothing else.
-                    led.leave(tracee)?;
-                } else {
-                    for made in &led.0 {
-                        let _ = tracee.call(nr::MUNMAP, [made.0, trampoline::LENGTH, 0, 0, 0, 0]);
-                    }
-                }
-                Err(error.why)
-            }
+        let jumps = self.make_trampolines(tracee, &mut led);
+        let jumps = jumps.inspect_err(|_| led.free(tracee))?;
+        if let Err(error) = led.patch(tracee, &jumps, target) {
+            led.leave(tracee)?;
+            return Err(error.into());
         }
+        Ok(led)
     }
 
-    fn lead_by(self, tracee: &mut Tracee, target: u64, led: &mut Led) -> Result<(), NotLed> {
-        // The library and its stack are there by now.
+    fn make_trampolines(self, tracee: &mut Tracee, led: &mut Led) -> io::Result<Vec<Jump>> {
         let mut mappings = self.mappings;
         let mut jumps = Vec::new();
         for (code, found) in &self.found {
@@ -112,47 +107,34 @@ impl Forks {
                 jumps.push((site.address, jump.ok_or_else(no_room)?));
             }
         }
-        for (site, jump) in jumps {
-            tracee.write(site, &jump).map_err(|why| NotLed {
-                why: why.into(),
-                is_led: true,
-            })?;
-        }
-        let target = target.to_ne_bytes();
-        for trampolines in &led.0 {
-            let written = tracee.write(trampolines.target(), &target);
-            written.map_err(|why| NotLed {
-                why: why.into(),
-                is_led: true,
-            })?;
-        }
-        Ok(())
+        Ok(jumps)
     }
 }
 
 impl Led {
+    /// Has the program's code jump to the stubs, and these call `target`.
+    fn patch(&self, tracee: &Tracee, jumps: &[Jump], target: u64) -> io::Result<()> {
+        for (site, jump) in jumps {
+            tracee.write(*site, jump)?;
+        }
+        let target = target.to_ne_bytes();
+        let mut all = self.0.iter();
+        all.try_for_each(|trampolines| tracee.write(trampolines.target(), &target))
+    }
+
+    /// Unmaps them, as nothing jumps there yet.
+    fn free(&self, tracee: &mut Tracee) {
+        for made in &self.0 {
+            let _ = tracee.call(nr::MUNMAP, [made.0, trampoline::LENGTH, 0, 0, 0, 0]);
+        }
+    }
+
     /// Has forks be made without the library from now on.
     pub(super) fn leave(&self, tracee: &Tracee) -> io::Result<()> {
         self.0.iter().try_for_each(|trampolines| {
             let plain = trampolines.plain().to_ne_bytes();
             tracee.write(trampolines.target(), &plain)
         })
-    }
-}
-
-/// Forks could not be led.
-struct NotLed {
-    why: AttachError,
-    /// Some may be, to the trampolines.
-    is_led: bool,
-}
-
-impl From<io::Error> for NotLed {
-    fn from(error: io::Error) -> NotLed {
-        NotLed {
-            why: error.into(),
-            is_led: false,
-        }
     }
 }
 

@@ -6,8 +6,8 @@
 //!                        │ clone with another stack or for a thread
 //!                        └──► the call as it was
 //! ```
-//! They stay mapped as long as the program runs: nobody can tell whether a thread is about to run what is in these pages, as a
-//! signal's handler may have come between any two instructions.
+//! They stay mapped as long as the program runs: a thread's instruction pointer may be in these pages, also one that is saved
+//! in a signal frame, and those cannot be found.
 
 use super::fork_sites::{ForkCall, ForkSite, JUMP, LOAD};
 use memfold_sys::PAGE_SIZE;
