@@ -83,6 +83,7 @@ fn system_calls_have_the_kernels_numbers() {
     #[cfg(target_arch = "x86_64")]
     let (own, file) = (
         numbers![
+            ARCH_PRCTL => __NR_arch_prctl,
             CLONE3 => __NR_clone3,
             FORK => __NR_fork,
             RT_SIGRETURN => __NR_rt_sigreturn,
