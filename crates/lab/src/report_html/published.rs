@@ -480,7 +480,7 @@ mod tests {
         }])
     }
 
-    /// `tests/report.rs` checks the lines of the other experiments.
+    /// `tests/experiments/report.rs` checks the lines of the other experiments.
     #[test]
     fn every_line_about_kernel_names_an_existing_case_and_metric() {
         let all = all_of_kernel();

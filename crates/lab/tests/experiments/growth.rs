@@ -1,21 +1,21 @@
 //! `memfold-lab growth` end to end, at a small scale.
 
-use std::{path::PathBuf, process::Command};
+use std::process::Command;
 
 use serde_json::Value;
 
 use memfold_testing::skip;
 
+use crate::memfold_is_built;
+
 fn lab() -> Command {
-    let mut lab = Command::new(env!("CARGO_BIN_EXE_memfold-lab"));
+    let mut lab = crate::lab();
     lab.arg("growth");
     lab
 }
 
 fn can_run() -> bool {
-    let memfold = PathBuf::from(env!("CARGO_BIN_EXE_memfold-lab")).with_file_name("memfold");
-    if !memfold.exists() {
-        skip("memfold beside it (cargo build -p memfold-cli)");
+    if !memfold_is_built() {
         return false;
     }
     let compiler = Command::new("cc").arg("--version").output();

@@ -1,5 +1,6 @@
-//! The backend with real servers, alone and in a cluster.
+//! The backend with real servers, alone and in a cluster. One binary: each further one would link the crates again.
 
+mod deadline;
 mod support;
 
 use std::time::{Duration, Instant};

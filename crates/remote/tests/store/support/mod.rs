@@ -1,8 +1,7 @@
 //! What the tests of the backend share.
 #![allow(
-    dead_code,
     unreachable_pub,
-    reason = "each test program uses a part of it"
+    reason = "nothing in a program is reachable from outside"
 )]
 
 use std::path::Path;

@@ -4,7 +4,7 @@ use std::{
     fs,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Stdio,
     sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
@@ -13,6 +13,8 @@ use std::{
 use serde_json::Value;
 
 use memfold_testing::skip;
+
+use crate::{lab, memfold_is_built};
 
 /// Default length of the run in minutes, overridden by `MEMFOLD_SOAK_MINUTES`: long enough for
 /// every program to replace all its data several times.
@@ -43,18 +45,6 @@ const MAPPINGS_OF_A_THREAD: f64 = 6.0;
 fn alone() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn lab() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_memfold-lab"))
-}
-
-fn memfold_is_built() -> bool {
-    let memfold = PathBuf::from(env!("CARGO_BIN_EXE_memfold-lab")).with_file_name("memfold");
-    if !memfold.exists() {
-        skip("memfold beside it (cargo build -p memfold-cli)");
-    }
-    memfold.exists()
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! `memfold-lab report` end to end, at a small scale.
 
-use std::{fs, process::Command};
+use std::fs;
 
 /// Every published line has figures, so the page looks up names that the experiments print. Lines
 /// of `kernel` are not run here; a unit test checks their names.
 #[test]
 fn every_published_line_has_figures() {
     let out = tempfile::tempdir().unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_memfold-lab"))
+    let output = crate::lab()
         .args(["report", "--scale", "0.02", "--runs", "1", "--out"])
         .arg(out.path())
         .args(["--experiments", "chain,free,table,virtual,exit"])

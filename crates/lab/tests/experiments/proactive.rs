@@ -1,20 +1,15 @@
 //! `memfold-lab proactive` end to end, for a few seconds.
 
-use std::{path::PathBuf, process::Command};
-
 use serde_json::Value;
 
 use memfold_testing::skip;
 
-fn lab() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_memfold-lab"))
-}
+use crate::{lab, memfold_is_built};
 
 #[test]
 fn programs_are_measured_without_and_with_it() {
-    let memfold = PathBuf::from(env!("CARGO_BIN_EXE_memfold-lab")).with_file_name("memfold");
-    if !memfold.exists() {
-        return skip("memfold beside it (cargo build -p memfold-cli)");
+    if !memfold_is_built() {
+        return;
     }
     let output = lab()
         .args(["proactive", "--json", "--program", "redis,node"])

@@ -3,8 +3,8 @@
 use std::{
     fs,
     os::unix::process::CommandExt,
-    path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    path::Path,
+    process::{Output, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -13,11 +13,9 @@ use serde_json::Value;
 
 use memfold_testing::skip;
 
-const WRONG_RESULT: i32 = 3;
+use crate::{lab, memfold_is_built};
 
-fn lab() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_memfold-lab"))
-}
+const WRONG_RESULT: i32 = 3;
 
 fn rows(output: &Output) -> Vec<Value> {
     let error = String::from_utf8_lossy(&output.stderr);
@@ -71,9 +69,8 @@ fn synthetic_workloads_run_natively_and_are_verified() {
 
 #[test]
 fn memfold_pages_a_workload_out_and_in() {
-    let memfold = PathBuf::from(env!("CARGO_BIN_EXE_memfold-lab")).with_file_name("memfold");
-    if !memfold.exists() {
-        return skip("memfold beside it (cargo build -p memfold-cli)");
+    if !memfold_is_built() {
+        return;
     }
     let output = lab()
         .args([
