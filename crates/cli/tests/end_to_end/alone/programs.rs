@@ -135,7 +135,7 @@ fn a_c_compiler_writes_the_same_object_file() {
     alone!(&["cc", "sha256sum"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let file = folder.path().join("generated.c");
-    fs::write(&file, generated_source(short_or_long(500, 1200))).expect("the source is written");
+    fs::write(&file, generated_source(short_or_long(250, 1200))).expect("the source is written");
     same_as_unlimited(&compilation("cc -O2", &file, folder.path()), 60);
 }
 

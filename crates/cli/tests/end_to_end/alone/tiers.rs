@@ -8,7 +8,7 @@ fn what_does_not_fit_goes_to_the_swap_file_and_comes_back() {
     alone!(&["python3"]);
     let program = Program::new(python())
         .arg(source("objects.py"))
-        .arg(short_or_long("0.6", "1"));
+        .arg(short_or_long("0.4", "1"));
     let native = program.run(Limits::None);
     native.assert_success();
     let folder = tempfile::tempdir().expect("a temporary directory");
