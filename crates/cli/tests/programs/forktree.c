@@ -1,13 +1,17 @@
 /* Forks three levels deep; every process verifies what it inherited, changes its
  * own copy, and verifies again while its relatives do the same.
  *
- *   forktree MEGABYTES
+ *   forktree MEGABYTES [count]
+ *
+ * With "count" it says how many pages were out that descendants had written themselves, and not read again yet.
  *
  * In the middle a child executes this program anew, and one outlives its parent:
  * it is waited for through a pipe.  Prints one line, the same in every run. */
 #define _GNU_SOURCE
 #include "stamp.h"
 
+#include <fcntl.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 
@@ -17,6 +21,8 @@
 static size_t pages;
 static uint64_t *memory;
 static int orphan_pipe[2];
+/* Shared by all processes; NULL where nothing is counted. */
+static atomic_ulong *own_pages_out;
 
 /* Generation of `page` for a process: its last writer in the line of ancestors. */
 static uint64_t generation(const unsigned *line, unsigned level, size_t page)
@@ -33,6 +39,29 @@ static void verify(const unsigned *line, unsigned level, const char *when)
         uint64_t expected = generation(line, level, page);
         verify_stamp(when, memory + page * WORDS, page + 1, expected);
     }
+}
+
+/* Whether the kernel has nothing where a page was written. */
+static int is_out(int pagemap, size_t page)
+{
+    uint64_t entry;
+    off_t at = (off_t)(((uintptr_t)memory / PAGE + page) * sizeof entry);
+    if (pread(pagemap, &entry, sizeof entry, at) != sizeof entry) {
+        say("pagemap cannot be read\n");
+        _exit(2);
+    }
+    return !(entry >> 63);
+}
+
+static void count_own_pages_out(unsigned level)
+{
+    if (!own_pages_out || level == 0)
+        return;
+    int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    for (size_t page = level; page < pages; page += LEVELS + 3)
+        if (is_out(pagemap, page))
+            atomic_fetch_add(own_pages_out, 1);
+    close(pagemap);
 }
 
 static void wait_for(pid_t child)
@@ -108,6 +137,7 @@ static void live(unsigned *line, unsigned level)
         for (unsigned number = 0; number < CHILDREN; number++)
             wait_for(children[number]);
     }
+    count_own_pages_out(level);
     verify(line, level, "at the end");
 }
 
@@ -115,10 +145,15 @@ int main(int count, char **arguments)
 {
     if (count == 2 && !strcmp(arguments[1], "leaf")) {
         pages = 1024;
-    } else if (count == 2) {
+    } else if (count == 2 || (count == 3 && !strcmp(arguments[2], "count"))) {
         pages = strtoul(arguments[1], NULL, 10) * 256;
     } else {
         return 2;
+    }
+    if (count == 3) {
+        own_pages_out = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        if (own_pages_out == MAP_FAILED)
+            return 2;
     }
     memory = map_pages(pages);
     if (pipe(orphan_pipe))
@@ -140,6 +175,8 @@ int main(int count, char **arguments)
         say("MISMATCH %d orphans reported instead of %d\n", orphans, CHILDREN);
         return 1;
     }
+    if (own_pages_out)
+        say("%lu pages that descendants wrote were out\n", atomic_load(own_pages_out));
     say("forktree ok: %d levels, %d orphans\n", LEVELS, orphans);
     return 0;
 }
