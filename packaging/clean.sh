@@ -85,14 +85,8 @@ BOUND=()
 
 # In Podman's storage of its own. Optimised less: what is tried is whether the recipe works.
 echo "== image, compiled by its recipe"
-unshare --mount --pid --fork --kill-child --mount-proc bash -euo pipefail -c '
-    umount /sys/fs/cgroup/unified 2> /dev/null || true
+with_podman "$work" '
     work=$1 cargo_home=$2 rustup_home=$3 rust=$4
-    limits=(--ulimit "nofile=$(ulimit -Hn):$(ulimit -Hn)" --ulimit nproc=4096:4096)
-    engine() {
-        podman --root "$work/storage" --runroot "$work/state" --storage-driver vfs --cgroup-manager cgroupfs \
-            --events-backend none --runtime crun "$@"
-    }
     toolchain=/usr/local
     tar --directory "$work/builder" --exclude ./build --exclude ./root/.cargo --create . | engine import --quiet \
         --change "ENV PATH=$toolchain/cargo/bin:/usr/sbin:/usr/bin:/sbin:/bin RUSTUP_HOME=$toolchain/rustup CARGO_HOME=$toolchain/cargo" \
@@ -103,6 +97,6 @@ unshare --mount --pid --fork --kill-child --mount-proc bash -euo pipefail -c '
         --volume "$cargo_home/registry:$toolchain/cargo/registry" \
         --file "$work/source/packaging/container/Containerfile" --tag memfold "$work/source" > /dev/null
     engine run --rm --network none "${limits[@]}" --device /dev/userfaultfd memfold doctor' \
-    bash "$work" "$cargo_home" "$rustup_home" "$(rustup show active-toolchain | cut -d " " -f 1)" > "$work/log" || { cat "$work/log"; fail "the image"; }
+    "$work" "$cargo_home" "$rustup_home" "$(rustup show active-toolchain | cut -d " " -f 1)" > "$work/log" || { cat "$work/log"; fail "the image"; }
 
 echo "passed: $(cd "$out" && echo packages/* crates/* wheels/*)"

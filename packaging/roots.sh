@@ -60,3 +60,23 @@ within() {
         exec chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@"
     ' bash "$root" ${BOUND[@]+"${BOUND[@]}"} -- ${NAMED[@]+"${NAMED[@]}"} "$@"
 }
+
+# Runs a script of bash in which `engine` is Podman with all its state below a folder, and `limits` are the options without
+# which it would raise limits, which not every root may: with_podman FOLDER SCRIPT ARGUMENTS.
+with_podman() {
+    local folder=$1 script=$2
+    shift 2
+    # The other shell expands them.
+    # shellcheck disable=SC2016
+    unshare --mount --pid --fork --kill-child --mount-proc bash -euo pipefail -c '
+        # crun knows the first and the second version of cgroups, but not both at a time.
+        umount /sys/fs/cgroup/unified 2> /dev/null || true
+        podman_folder=$1
+        shift
+        limits=(--ulimit "nofile=$(ulimit -Hn):$(ulimit -Hn)" --ulimit nproc=4096:4096)
+        engine() {
+            podman --root "$podman_folder/storage" --runroot "$podman_folder/state" --storage-driver vfs \
+                --cgroup-manager cgroupfs --events-backend none --runtime crun "$@"
+        }
+    '"$script" bash "$folder" "$@"
+}

@@ -168,16 +168,8 @@ cat > "$work/image/Copied" << 'RECIPE'
 FROM localhost/base
 COPY --from=localhost/memfold /usr/bin/memfold /usr/bin/memfold
 RECIPE
-unshare --mount --pid --fork --kill-child --mount-proc bash -euo pipefail -c '
-    # crun knows the first and the second version of cgroups, but not both at a time.
-    umount /sys/fs/cgroup/unified 2> /dev/null || true
+with_podman "$work" '
     work=$1
-    # Podman would raise these, which not every root may.
-    limits=(--ulimit "nofile=$(ulimit -Hn):$(ulimit -Hn)" --ulimit nproc=4096:4096)
-    engine() {
-        podman --root "$work/storage" --runroot "$work/state" --storage-driver vfs --cgroup-manager cgroupfs \
-            --events-backend none --runtime crun "$@"
-    }
     build() { engine build --quiet "${limits[@]}" "$@" "$work/image" > /dev/null; }
     container() { engine run --rm --network none "${limits[@]}" --device /dev/userfaultfd "$@"; }
     build --file packaging/container/Containerfile.prebuilt --tag memfold
@@ -185,6 +177,6 @@ unshare --mount --pid --fork --kill-child --mount-proc bash -euo pipefail -c '
     tar --directory "$work/base" --create . | engine import --quiet - base > /dev/null
     build --file "$work/image/Copied" --tag copied
     container copied sh -c "seq 600000 | memfold run --limit 24M -- sort -rn -S 1G --parallel=1 | sha256sum" > "$work/found"
-    seq 600000 | sort -rn | sha256sum | cmp - "$work/found"' bash "$work"
+    seq 600000 | sort -rn | sha256sum | cmp - "$work/found"' "$work"
 
 echo "passed"
