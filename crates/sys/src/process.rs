@@ -3,6 +3,7 @@
 mod handle;
 mod inspector;
 mod mappings;
+mod maps_line;
 mod pagemap;
 mod threads;
 
@@ -13,6 +14,7 @@ pub use mappings::{
 };
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use mappings::{inherited_ranges, parse_line};
+pub use maps_line::MapsLine;
 pub use pagemap::{SharedFrames, kernel_scans, kernel_shows_guards};
 pub use threads::ThreadSample;
 

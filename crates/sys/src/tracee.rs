@@ -24,7 +24,7 @@ mod x86_64;
 use x86_64::{Registers, SYSCALL, Sleep, Vectors};
 
 use crate::deadline;
-use crate::process::{Process, named_field, proc_text};
+use crate::process::{MapsLine, Process, named_field, proc_text};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::marker::PhantomData;
@@ -447,14 +447,9 @@ fn find_syscall(process: &Process, memory: &Arc<File>) -> io::Result<u64> {
 
 /// The addresses in a line of `maps`, if that is of the vDSO.
 fn vdso(line: &[u8]) -> Option<(u64, u64)> {
-    let line = std::str::from_utf8(line).ok()?;
-    let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-    let [addresses, "r-xp", _, "00:00", "0", "[vdso]"] = fields[..] else {
-        return None;
-    };
-    let (start, end) = addresses.split_once('-')?;
-    let number = |text| u64::from_str_radix(text, 16).ok();
-    Some((number(start)?, number(end)?))
+    let line = MapsLine::parse(std::str::from_utf8(line).ok()?)?;
+    let is_vdso = line.is_of_no_file && line.access == "r-xp" && line.name == "[vdso]";
+    is_vdso.then_some((line.range.start, line.range.end))
 }
 
 #[cfg(test)]

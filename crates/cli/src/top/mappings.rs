@@ -2,6 +2,7 @@
 
 use crate::format::printable;
 use memfold_pager::MappingUsage;
+use memfold_sys::process::MapsLine;
 
 /// Rows that are shown at most, whatever a run answers.
 const MOST: usize = 64;
@@ -32,14 +33,11 @@ fn with_names(maps: &str, found: Vec<MappingUsage>) -> Vec<Mapping> {
 }
 
 fn name_in(maps: &str, start: u64) -> String {
-    let first = format!("{start:x}-");
-    let line = maps
-        .lines()
-        .find(|line| line.trim_start_matches('0').starts_with(&first));
-    match line.map(|line| line.split_ascii_whitespace().nth(5)) {
+    let mut lines = maps.lines().filter_map(MapsLine::parse);
+    match lines.find(|line| line.range.start == start) {
         None => "-".to_owned(),
-        Some(None) => "anonymous".to_owned(),
-        Some(Some(name)) => printable(name).chars().take(LONGEST_NAME).collect(),
+        Some(line) if line.name.is_empty() => "anonymous".to_owned(),
+        Some(line) => printable(line.name).chars().take(LONGEST_NAME).collect(),
     }
 }
 

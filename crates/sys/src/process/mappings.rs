@@ -1,6 +1,6 @@
 //! What another process maps.
 
-use super::{Inspector, text_of};
+use super::{Inspector, MapsLine, text_of};
 use crate::raw::{nr, syscall};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -85,25 +85,25 @@ impl Read for FromStart<'_> {
 }
 
 pub(crate) fn parse_line(line: &str) -> Option<VirtualMemoryArea> {
-    let mut fields = line.split_ascii_whitespace();
-    let (start, end) = fields.next()?.split_once('-')?;
-    let permissions = fields.next()?;
-    let (device, inode) = (fields.nth(1)?, fields.next()?);
-    // A file's inode may have any number, as a FUSE server chooses it; its device is never this one.
-    let anonymous = device == "00:00" && inode == "0";
-    let name = fields.next().unwrap_or("");
+    let MapsLine {
+        range,
+        access,
+        is_of_no_file,
+        name,
+        ..
+    } = MapsLine::parse(line)?;
     let is_anonymous =
-        anonymous && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:"));
-    let kind = match permissions {
+        is_of_no_file && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:"));
+    let kind = match access {
         "rw-p" if is_anonymous => AreaKind::Movable,
         "---p" if is_anonymous => AreaKind::Guard,
-        _ if is_anonymous && permissions.ends_with('p') => AreaKind::Anonymous,
-        _ if permissions.ends_with("-p") => AreaKind::Private,
+        _ if is_anonymous && access.ends_with('p') => AreaKind::Anonymous,
+        _ if access.ends_with("-p") => AreaKind::Private,
         _ => AreaKind::Other,
     };
     Some(VirtualMemoryArea {
-        start: u64::from_str_radix(start, 16).ok()?,
-        end: u64::from_str_radix(end, 16).ok()?,
+        start: range.start,
+        end: range.end,
         kind,
     })
 }

@@ -108,9 +108,8 @@ impl Library {
     /// Whether the library's first page is mapped there in a process.
     pub(super) fn is_at(&self, process: &Process, start: u64) -> Result<bool, AttachError> {
         let path = self.path.to_string_lossy();
-        let begins = format!("{start:x}-");
         has_mapping(process, |line| {
-            line.starts_with(&begins) && line.contains(&*path)
+            line.range.start == start && line.name.contains(&*path)
         })
     }
 

@@ -5,7 +5,7 @@
 
 use super::{AttachError, Attacher, Library, Place, by_one_of, has_mapping};
 use memfold_sys::hello::brought;
-use memfold_sys::process::{self, Process};
+use memfold_sys::process::{self, MapsLine, Process};
 use memfold_sys::tracee::Tracee;
 use std::cell::Cell;
 use std::sync::Arc;
@@ -51,9 +51,7 @@ impl Library {
         let path = self.path.to_string_lossy();
         let found = Cell::new(None);
         has_mapping(process, |line| {
-            if line.ends_with(&*path) {
-                found.set(start_of_image(line));
-            }
+            found.set(start_of_image(&line, &path));
             found.get().is_some()
         })?;
         Ok(found.get())
@@ -119,15 +117,9 @@ pub(super) fn by_thread_in(
     by_one_of(process, &threads, STOPPING, work)
 }
 
-/// The first address in a line of `maps`, if that is of a file's first page.
-fn start_of_image(line: &str) -> Option<u64> {
-    let mut fields = line.split_ascii_whitespace();
-    let (start, _) = fields.next()?.split_once('-')?;
-    let offset = fields.nth(1)?;
-    let is_first = u64::from_str_radix(offset, 16) == Ok(0);
-    is_first
-        .then(|| u64::from_str_radix(start, 16).ok())
-        .flatten()
+/// The first address of a mapping, if that is of the first page of a file.
+fn start_of_image(line: &MapsLine<'_>, path: &str) -> Option<u64> {
+    (line.offset == 0 && line.name.ends_with(path)).then_some(line.range.start)
 }
 
 #[cfg(test)]
@@ -136,12 +128,15 @@ mod tests {
 
     #[test]
     fn an_image_starts_where_its_files_first_page_is() {
-        let first =
-            "7f00d0000000-7f00d0002000 r--p 00000000 00:1b 42    /run/memfold/libmemfold.so";
-        assert_eq!(start_of_image(first), Some(0x7f00_d000_0000));
-        let other =
-            "7f00d0002000-7f00d0004000 r-xp 00002000 00:1b 42    /run/memfold/libmemfold.so";
-        assert_eq!(start_of_image(other), None);
-        assert_eq!(start_of_image(""), None);
+        let path = "/run/memfold/libmemfold.so";
+        for (addresses, offset, name, start) in [
+            ("7f00d0000000-7f00d0002000", 0, path, Some(0x7f00_d000_0000)),
+            ("7f00d0002000-7f00d0004000", 0x2000, path, None),
+            ("7f00d0000000-7f00d0002000", 0, "/lib/libc.so.6", None),
+        ] {
+            let line = format!("{addresses} r--p {offset:08x} 00:1b 42    {name}");
+            let line = MapsLine::parse(&line).unwrap();
+            assert_eq!(start_of_image(&line, path), start, "{line:?}");
+        }
     }
 }

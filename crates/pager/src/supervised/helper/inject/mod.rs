@@ -28,7 +28,7 @@ use lead::Forks;
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::hello::{FORK_ENTRY, Filters, STARTS_LATE_AT, brought};
 use memfold_sys::privilege;
-use memfold_sys::process::{Process, own_filters};
+use memfold_sys::process::{MapsLine, Process, own_filters};
 use memfold_sys::raw::nr;
 use memfold_sys::tracee::Tracee;
 use place::Place;
@@ -289,7 +289,7 @@ impl Library {
             let name = process.text(&format!("task/{thread}/comm"));
             name.is_ok_and(|name| name == "memfold\n")
         };
-        if has_mapping(process, |line| line.contains(&*name))?
+        if has_mapping(process, |line| line.name.contains(&*name))?
             && process.threads().iter().any(is_helper)
         {
             return Err(AttachError::Held);
@@ -377,12 +377,15 @@ impl Library {
     }
 }
 
-/// Whether a line of the mappings of a process is meant. However many there are, one at a time is kept.
-fn has_mapping(process: &Process, is_meant: impl Fn(&str) -> bool) -> Result<bool, AttachError> {
+/// Whether a mapping of a process is meant. However many there are, one at a time is kept.
+fn has_mapping(
+    process: &Process,
+    is_meant: impl Fn(MapsLine<'_>) -> bool,
+) -> Result<bool, AttachError> {
     let maps = process.open_file("maps");
     let maps = BufReader::new(maps.map_err(|_| AttachError::NotPermitted)?);
     let mut lines = maps.split(b'\n').map_while(Result::ok);
-    Ok(lines.any(|line| is_meant(&String::from_utf8_lossy(&line))))
+    Ok(lines.any(|line| MapsLine::parse(&String::from_utf8_lossy(&line)).is_some_and(&is_meant)))
 }
 
 /// Stops a thread of a process, the main thread if that can be, and does something by it.

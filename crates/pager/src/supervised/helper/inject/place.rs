@@ -2,7 +2,7 @@
 
 use super::{AttachError, PROT_NONE, PROT_READ, PROT_WRITE, protect};
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::process::Process;
+use memfold_sys::process::{MapsLine, Process};
 use memfold_sys::raw::nr;
 use memfold_sys::tracee::Tracee;
 use std::io::{BufRead, BufReader};
@@ -64,21 +64,13 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Reads a line of `maps`.
-    pub(super) fn parse(line: &str) -> Option<Mapping> {
-        let mut fields = line.split_ascii_whitespace();
-        let (start, end) = fields.next()?.split_once('-')?;
-        let number = |text| u64::from_str_radix(text, 16).ok();
-        let range = number(start)?..number(end)?;
-        let access = fields.next()?;
-        let at = line.find(['/', '[']);
-        let name = at.map_or(String::new(), |at| line[at..].to_owned());
-        Some(Mapping {
-            range,
-            is_executable: access.contains('x'),
-            is_of_file: access == "r-xp" && name.starts_with('/'),
-            name,
-        })
+    pub(super) fn of(line: MapsLine<'_>) -> Mapping {
+        Mapping {
+            range: line.range,
+            is_executable: line.access.contains('x'),
+            is_of_file: line.access == "r-xp" && line.name.starts_with('/'),
+            name: line.name.to_owned(),
+        }
     }
 
     /// One of no file.
@@ -101,7 +93,10 @@ impl Mapping {
         let maps = process.open_file("maps");
         let maps = BufReader::new(maps.map_err(|_| AttachError::NotPermitted)?);
         let lines = maps.split(b'\n').map_while(Result::ok);
-        let parse = |line: Vec<u8>| Mapping::parse(&String::from_utf8_lossy(&line));
+        let parse = |line: Vec<u8>| {
+            let line = String::from_utf8_lossy(&line);
+            MapsLine::parse(&line).map(Mapping::of)
+        };
         Ok(lines.filter_map(parse).collect())
     }
 }
@@ -152,11 +147,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_maps_are_read() {
-        let code = "00401000-004a2000 r-xp 00001000 fe:00 1234   /usr/bin/a program";
-        let code = Mapping::parse(code).unwrap();
-        assert_eq!(code.range, 0x40_1000..0x4a_2000);
-        assert_eq!(code.name, "/usr/bin/a program");
+    fn code_of_files_and_of_the_kernel_is_known() {
+        let of = |line| MapsLine::parse(line).map(Mapping::of).unwrap();
+        let code = of("00401000-004a2000 r-xp 00001000 fe:00 1234   /usr/bin/program");
         assert!(code.is_executable && code.is_of_file && !code.is_kernels());
         for (line, is_executable, is_kernels) in [
             (
@@ -180,12 +173,11 @@ mod tests {
                 false,
             ),
         ] {
-            let other = Mapping::parse(line).unwrap();
+            let other = of(line);
             assert!(!other.is_of_file, "{line}");
             assert_eq!(other.is_executable, is_executable, "{line}");
             assert_eq!(other.is_kernels(), is_kernels, "{line}");
         }
-        assert_eq!(Mapping::parse("no line"), None);
     }
 
     #[test]
