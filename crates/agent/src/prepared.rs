@@ -156,18 +156,17 @@ pub fn own_thread() -> usize {
 fn own_sequence() -> (usize, usize) {
     if HAS_FORK_SITES.load(Ordering::Relaxed) != 0 {
         // No loader has told of it. It is near the thread pointer: one page above at most, or two below.
-        let first = page_of(own_thread()).wrapping_sub(2 * PAGE_SIZE);
+        let first = system::page_of(own_thread()).wrapping_sub(2 * PAGE_SIZE);
         return (first, 4);
     }
     // SAFETY: null, or the C library's variable, which is set before any program code runs.
     match unsafe { rseq_offset().as_ref() } {
-        Some(offset) => (page_of(own_thread().wrapping_add_signed(*offset)), 1),
+        Some(offset) => (
+            system::page_of(own_thread().wrapping_add_signed(*offset)),
+            1,
+        ),
         None => (0, 0),
     }
-}
-
-fn page_of(address: usize) -> usize {
-    address & !(PAGE_SIZE - 1)
 }
 
 #[cfg(feature = "standalone")]

@@ -42,7 +42,7 @@ fn own_filters() -> Result<u32, Errno> {
 /// Keeps the page of this library's statics a mapping of its own, which is too small to be managed: they are used
 /// where no fault can be served. (Anonymous memory beside it may be merged with it otherwise.)
 fn keep_statics_apart() {
-    let page = BEACON.as_ptr() as usize & !(PAGE_SIZE - 1);
+    let page = system::page_of(BEACON.as_ptr() as usize);
     let _ = system::keep_from_dumps(page, PAGE_SIZE);
 }
 

@@ -37,6 +37,11 @@ const SIG_SETMASK: usize = 2;
 const SIGKILL: usize = 9;
 const STDERR: usize = 2;
 
+/// The first address of the page that an address is in.
+pub fn page_of(address: usize) -> usize {
+    address & !(PAGE_SIZE - 1)
+}
+
 /// Reserves address space without access, far from what the program maps: it may map something again where it has
 /// unmapped, and take that for free.
 pub fn reserve(length: usize) -> Result<usize, Errno> {
@@ -44,7 +49,7 @@ pub fn reserve(length: usize) -> Result<usize, Errno> {
     const AWAY: usize = 64 << 30;
     /// Steps further away, as part of what this has reserved is there, also for a parent.
     const STEPS: usize = 4;
-    let library = reserve as *const () as usize & !(PAGE_SIZE - 1);
+    let library = page_of(reserve as *const () as usize);
     for step in 1..=STEPS {
         let place = library.wrapping_sub(AWAY + 2 * step * length);
         if map_nothing(place, length, MAP_FIXED_NOREPLACE) == Ok(place) {
