@@ -88,11 +88,13 @@ echo "== image, compiled by its recipe"
 with_podman "$work" '
     work=$1 cargo_home=$2 rustup_home=$3 rust=$4
     toolchain=/usr/local
+    # One variable each: Podman takes the rest of the line for its value.
     tar --directory "$work/builder" --exclude ./build --exclude ./root/.cargo --create . | engine import --quiet \
-        --change "ENV PATH=$toolchain/cargo/bin:/usr/sbin:/usr/bin:/sbin:/bin RUSTUP_HOME=$toolchain/rustup CARGO_HOME=$toolchain/cargo" \
-        - builder > /dev/null
+        --change "ENV PATH=$toolchain/cargo/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
+        --change "ENV RUSTUP_HOME=$toolchain/rustup" --change "ENV CARGO_HOME=$toolchain/cargo" \
+        --change "ENV RUSTUP_TOOLCHAIN=$rust" - builder > /dev/null
     engine build --quiet --network host --layers=false "${limits[@]}" --build-arg BUILDER=localhost/builder \
-        --env "RUSTUP_TOOLCHAIN=$rust" --env CARGO_PROFILE_RELEASE_LTO=off --env CARGO_PROFILE_RELEASE_OPT_LEVEL=1 \
+        --env CARGO_PROFILE_RELEASE_LTO=off --env CARGO_PROFILE_RELEASE_OPT_LEVEL=1 \
         --volume "$rustup_home:$toolchain/rustup" --volume "$cargo_home/bin:$toolchain/cargo/bin:ro" \
         --volume "$cargo_home/registry:$toolchain/cargo/registry" \
         --file "$work/source/packaging/container/Containerfile" --tag memfold "$work/source" > /dev/null
