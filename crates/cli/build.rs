@@ -25,12 +25,14 @@ const CODE: [&str; 3] = ["-Copt-level=3", "-Ccodegen-units=1", "-Cpanic=abort"];
 const CODE_AARCH64: &str = "-Ctarget-feature=-outline-atomics";
 
 /// Loads into any dynamically linked program, whichever C library that uses.
-const LINK: [&str; 9] = [
+const LINK: [&str; 10] = [
     "-Clto=fat",
     "-Cstrip=symbols",
     "-Clink-arg=-nostdlib",
     "-Clink-arg=-nostartfiles",
     "-Clink-arg=-Wl,-z,now",
+    // As few mappings as a linker makes of itself, and one page of statics: every program maps and unmaps them.
+    "-Clink-arg=-Wl,-z,noseparate-code,-z,norelro",
     "-Clink-arg=-Wl,-Bsymbolic",
     // Where no loader calls it: see the agent's `entry.rs`.
     "-Clink-arg=-Wl,-e,memfold_entry",

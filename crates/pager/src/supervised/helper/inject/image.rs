@@ -1,7 +1,7 @@
 //! The preload library as an image: what is mapped where, and what depends on the address.
 
 use memfold_sys::PAGE_SIZE;
-use object::elf::{FileHeader64, PF_W, PF_X, PT_GNU_RELRO, PT_LOAD, SHT_RELA};
+use object::elf::{FileHeader64, PF_W, PF_X, PT_LOAD, SHT_RELA};
 use object::read::elf::{FileHeader, ProgramHeader, Rela, SectionHeader};
 use object::{Endianness, read};
 use std::ops::Range;
@@ -50,8 +50,6 @@ pub(super) enum Fixup {
 pub(super) struct Image {
     pub segments: Vec<Segment>,
     pub fixups: Vec<Fixup>,
-    /// Pages that are only read once the words are written.
-    pub sealed: Option<Range<u64>>,
     /// Where a thread enters it.
     pub entry: u64,
     /// Length in bytes, a multiple of pages.
@@ -71,31 +69,27 @@ fn parse(file: &[u8]) -> read::Result<Option<Image>> {
     let mut image = Image {
         segments: Vec::new(),
         fixups: Vec::new(),
-        sealed: None,
         entry: header.e_entry(endian),
         length: 0,
     };
     for program in header.program_headers(endian, file)? {
         let start: u64 = program.p_vaddr(endian);
         let memory = start..start.saturating_add(program.p_memsz(endian));
-        match program.p_type(endian) {
-            PT_LOAD => {
-                let length: u64 = program.p_filesz(endian);
-                let offset: u64 = program.p_offset(endian);
-                image.segments.push(Segment {
-                    pages: pages(&memory),
-                    offset: offset.saturating_sub(start % PAGE_SIZE as u64),
-                    file: start..start.saturating_add(length),
-                    access: match program.p_flags(endian) {
-                        flags if flags & PF_W != 0 => Access::Write,
-                        flags if flags & PF_X != 0 => Access::Execute,
-                        _ => Access::Read,
-                    },
-                });
-            }
-            PT_GNU_RELRO => image.sealed = Some(pages(&memory)),
-            _ => {}
+        if program.p_type(endian) != PT_LOAD {
+            continue;
         }
+        let length: u64 = program.p_filesz(endian);
+        let offset: u64 = program.p_offset(endian);
+        image.segments.push(Segment {
+            pages: pages(&memory),
+            offset: offset.saturating_sub(start % PAGE_SIZE as u64),
+            file: start..start.saturating_add(length),
+            access: match program.p_flags(endian) {
+                flags if flags & PF_W != 0 => Access::Write,
+                flags if flags & PF_X != 0 => Access::Execute,
+                _ => Access::Read,
+            },
+        });
     }
     for section in header.section_headers(endian, file)? {
         if section.sh_type(endian) != SHT_RELA {

@@ -328,9 +328,6 @@ impl Library {
             };
             tracee.write(place.start + at, &word.to_ne_bytes())?;
         }
-        if let Some(sealed) = &self.image.sealed {
-            protect(tracee, &shifted(sealed, place.start), PROT_READ)?;
-        }
         Ok(())
     }
 
