@@ -1,11 +1,14 @@
 //! Servers that answer too slowly or too much: a call ends by its deadline, within the memory of an answer.
+//! A program of its own: the peak of memory that it judges is the process's.
+
+mod support;
 
 use std::time::{Duration, Instant};
 
-use crate::support::{World, certificates, folder, options, tls_server};
 use memfold_remote::Options;
 use memfold_swap::{RemoteError, ScanPolicy, Scratch};
 use memfold_testing::store::{Passing, Proxy, StoreServer};
+use support::{World, certificates, folder, options, tls_server};
 
 /// A call of 2 s and the look for other servers after it, on busy CPUs. An answer of a byte per second takes
 /// longer.

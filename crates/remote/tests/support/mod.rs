@@ -1,7 +1,8 @@
 //! What the tests of the backend share.
 #![allow(
+    dead_code,
     unreachable_pub,
-    reason = "nothing in a program is reachable from outside"
+    reason = "each test program uses a part of it"
 )]
 
 use std::path::Path;

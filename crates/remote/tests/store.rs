@@ -1,6 +1,5 @@
-//! The backend with real servers, alone and in a cluster. One binary: each further one would link the crates again.
+//! The backend with real servers, alone and in a cluster.
 
-mod deadline;
 mod support;
 
 use std::time::{Duration, Instant};
