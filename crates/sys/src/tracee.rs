@@ -26,7 +26,7 @@ use x86_64::{Registers, SYSCALL, Sleep, Vectors};
 use crate::deadline;
 use crate::process::{MapsLine, Process, named_field, proc_text};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::os::unix::fs::FileExt;
@@ -433,10 +433,7 @@ fn has_ended(process: &Process, thread: i32) -> bool {
 /// no mapping of the program's has.
 fn find_syscall(process: &Process, memory: &Arc<File>) -> io::Result<u64> {
     let none = || io::Error::from_raw_os_error(libc::ENOEXEC);
-    let maps = BufReader::new(process.open_file("maps")?);
-    let mut lines = maps.split(b'\n').map_while(Result::ok);
-    let found = lines.find_map(|line| vdso(&line));
-    let (start, end) = found.ok_or_else(none)?;
+    let (start, end) = process.find_mapping(vdso)?.ok_or_else(none)?;
     /// It has a few pages.
     const LONGEST: u64 = 1 << 20;
     let length = end.checked_sub(start).filter(|length| *length <= LONGEST);
@@ -446,8 +443,7 @@ fn find_syscall(process: &Process, memory: &Arc<File>) -> io::Result<u64> {
 }
 
 /// The addresses in a line of `maps`, if that is of the vDSO.
-fn vdso(line: &[u8]) -> Option<(u64, u64)> {
-    let line = MapsLine::parse(std::str::from_utf8(line).ok()?)?;
+fn vdso(line: MapsLine<'_>) -> Option<(u64, u64)> {
     let is_vdso = line.is_of_no_file && line.access == "r-xp" && line.name == "[vdso]";
     is_vdso.then_some((line.range.start, line.range.end))
 }
@@ -455,6 +451,7 @@ fn vdso(line: &[u8]) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead, BufReader};
     use std::process::{Child, Command};
 
     /// Ends a program with the test.
@@ -516,14 +513,15 @@ mod tests {
 
     #[test]
     fn only_the_kernels_own_mapping_is_the_vdso() {
-        let own = b"7ffd0000-7ffd2000 r-xp 00000000 00:00 0                          [vdso]";
+        let vdso = |line| MapsLine::parse(line).and_then(super::vdso);
+        let own = "7ffd0000-7ffd2000 r-xp 00000000 00:00 0                          [vdso]";
         assert_eq!(vdso(own), Some((0x7ffd_0000, 0x7ffd_2000)));
         for other in [
-            &b"7ffd0000-7ffd2000 r-xp 00000000 fe:00 7                  /tmp/[vdso]"[..],
-            b"7ffd0000-7ffd2000 r-xp 00000000 fe:00 7                  [vdso]",
-            b"7ffd0000-7ffd2000 r--p 00000000 00:00 0                  [vvar]",
-            b"7ffd0000-7ffd2000 r-xp 00000000 00:00 0                  [vdso] (deleted)",
-            b"",
+            "7ffd0000-7ffd2000 r-xp 00000000 fe:00 7                  /tmp/[vdso]",
+            "7ffd0000-7ffd2000 r-xp 00000000 fe:00 7                  [vdso]",
+            "7ffd0000-7ffd2000 r--p 00000000 00:00 0                  [vvar]",
+            "7ffd0000-7ffd2000 r-xp 00000000 00:00 0                  [vdso] (deleted)",
+            "",
         ] {
             assert_eq!(vdso(other), None);
         }

@@ -1,5 +1,7 @@
 //! The lines of `/proc/PID/maps`.
 
+use super::Process;
+use std::io::{self, BufRead, BufReader};
 use std::ops::Range;
 
 /// A mapping, as a line of `/proc/PID/maps` has it. The program chooses what it maps and the names of its files; the kernel
@@ -15,8 +17,23 @@ pub struct MapsLine<'a> {
     /// Whether it is of no file. (A file's inode may have any number, as a FUSE server chooses it; its device is never this
     /// one.)
     pub is_of_no_file: bool,
-    /// The path, or what the kernel or the program calls it; empty if nobody calls it anything.
+    /// The path, or the name that the kernel or the program gave it; empty if it has none.
     pub name: &'a str,
+}
+
+impl Process {
+    /// The first mapping of which `look` makes something. However many there are, one line at a time is kept.
+    ///
+    /// # Errors
+    /// If `maps` may not be read, or the process is gone.
+    pub fn find_mapping<T>(
+        &self,
+        mut look: impl FnMut(MapsLine<'_>) -> Option<T>,
+    ) -> io::Result<Option<T>> {
+        let maps = BufReader::new(self.open_file("maps")?);
+        let mut lines = maps.split(b'\n').map_while(Result::ok);
+        Ok(lines.find_map(|line| look(MapsLine::parse(&String::from_utf8_lossy(&line))?)))
+    }
 }
 
 impl<'a> MapsLine<'a> {

@@ -32,7 +32,7 @@ use memfold_sys::process::{MapsLine, Process, own_filters};
 use memfold_sys::raw::nr;
 use memfold_sys::tracee::Tracee;
 use place::Place;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -374,15 +374,13 @@ impl Library {
     }
 }
 
-/// Whether a mapping of a process is meant. However many there are, one at a time is kept.
+/// Whether a mapping of a process is meant.
 fn has_mapping(
     process: &Process,
     is_meant: impl Fn(MapsLine<'_>) -> bool,
 ) -> Result<bool, AttachError> {
-    let maps = process.open_file("maps");
-    let maps = BufReader::new(maps.map_err(|_| AttachError::NotPermitted)?);
-    let mut lines = maps.split(b'\n').map_while(Result::ok);
-    Ok(lines.any(|line| MapsLine::parse(&String::from_utf8_lossy(&line)).is_some_and(&is_meant)))
+    let found = process.find_mapping(|line| is_meant(line).then_some(()));
+    Ok(found.map_err(|_| AttachError::NotPermitted)?.is_some())
 }
 
 /// Stops a thread of a process, the main thread if that can be, and does something by it.

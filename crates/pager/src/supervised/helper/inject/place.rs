@@ -5,7 +5,6 @@ use memfold_sys::PAGE_SIZE;
 use memfold_sys::process::{MapsLine, Process};
 use memfold_sys::raw::nr;
 use memfold_sys::tracee::Tracee;
-use std::io::{BufRead, BufReader};
 use std::ops::Range;
 
 /// The stack that a thread of the program runs on.
@@ -90,14 +89,13 @@ impl Mapping {
 
     /// Those of a process, in order.
     pub(super) fn all(process: &Process) -> Result<Vec<Mapping>, AttachError> {
-        let maps = process.open_file("maps");
-        let maps = BufReader::new(maps.map_err(|_| AttachError::NotPermitted)?);
-        let lines = maps.split(b'\n').map_while(Result::ok);
-        let parse = |line: Vec<u8>| {
-            let line = String::from_utf8_lossy(&line);
-            MapsLine::parse(&line).map(Mapping::of)
-        };
-        Ok(lines.filter_map(parse).collect())
+        let mut all = Vec::new();
+        let listed = process.find_mapping(|line| {
+            all.push(Mapping::of(line));
+            None::<()>
+        });
+        listed.map_err(|_| AttachError::NotPermitted)?;
+        Ok(all)
     }
 }
 
