@@ -190,7 +190,7 @@ impl HelperGate {
         }
     }
 
-    /// For the helper: whether it was not relieved since it entered.
+    /// Whether the helper is inside and was not relieved since it entered.
     pub fn is_inside(&self) -> bool {
         self.state.load(Ordering::SeqCst) & HELPER != 0
     }

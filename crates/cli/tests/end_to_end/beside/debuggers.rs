@@ -87,10 +87,11 @@ fn a_core_made_of_a_program_holds_all_its_pages() {
     assert!(is_held_to(40 * MIB), "nothing went out");
     let core = folder.path().join("core");
     // As gcore does, but for the pause: docs/limits.md says what reads right after the stop miss.
-    let resident = format!("sed -n 's/RssAnon: *\\t*\\([0-9]*\\) kB/\\1/p' /proc/{process}/status");
-    let until_all_is_back = format!(
-        "shell for i in $(seq 300); do [ \"$({resident})\" -lt 102400 ] || break; sleep 0.1; done"
+    let can_be_read = format!(
+        "dd if=/proc/{process}/mem of=/dev/null bs=1M iflag=skip_bytes skip={start} count=100 2>/dev/null"
     );
+    let until_all_is_back =
+        format!("shell for i in $(seq 300); do {can_be_read} && break; sleep 0.1; done");
     let gcore = Command::new(find_program("gdb").expect("it is there"))
         .args(["-nx", "-batch", "-p", &process.to_string()])
         .args(["-ex", &until_all_is_back, "-ex"])

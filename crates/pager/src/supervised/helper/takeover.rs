@@ -45,6 +45,9 @@ fn with_proof(stage: PageRange) -> PageRange {
 impl AddressSpace {
     /// Takes the gate from a helper that is stopped in it, or ended there. `false` if it is not.
     pub(crate) fn take_over_gate(&self) -> bool {
+        if !self.channel.helper_gate().is_inside() {
+            return false;
+        }
         let Some(attached) = self
             .attached()
             .filter(|attached| attached.inspector.stands_still())

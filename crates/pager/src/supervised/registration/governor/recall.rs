@@ -23,13 +23,14 @@ const LOOKED_AT: usize = 1 << 15;
 pub(super) struct Recalled {
     /// Where to continue; `None` at the end.
     pub next: Option<VirtualPage>,
-    /// Some pages were skipped: other threads have claimed them, or their mapping changes.
+    /// Some pages were skipped: a batch in flight or another thread has them, or their mapping changes. A batch may be
+    /// settled as soon as its pages were skipped, so that it is over does not mean that they are back.
     pub is_incomplete: bool,
 }
 
 /// The first page of a range that is not resident.
 enum Next {
-    /// No page before this one is out; later pages were not visited.
+    /// No page before this one is out, but for moving ones; later pages were not visited.
     Looked(VirtualPage),
     /// Swapped out, and claimed now.
     Claimed(VirtualPage, Claim),
@@ -41,7 +42,7 @@ enum Next {
 
 impl Governor {
     /// Brings the pages of a range back until the deadline. Calls `about_to_come` with the number of
-    /// pages before they are swapped in. The caller handles pages of the batch in flight.
+    /// pages before they are swapped in. Pages of a batch in flight are skipped.
     pub(super) fn recall(
         &mut self,
         space: &Arc<AddressSpace>,
@@ -57,7 +58,7 @@ impl Governor {
                 return recalled;
             }
             let rest = PageRange { start, ..range };
-            let page = match find(space, rest) {
+            let page = match find(space, rest, &mut recalled.is_incomplete) {
                 None => return recalled,
                 Some(Next::Looked(page)) => {
                     (start, tries) = (page, 0);
@@ -108,8 +109,8 @@ impl Governor {
 }
 
 /// Finds the first page of a range that is not resident, and claims it. `None` if the gate is not
-/// available, or the program is gone.
-fn find(space: &AddressSpace, range: PageRange) -> Option<Next> {
+/// available, or the program is gone. Notes whether moving pages were skipped.
+fn find(space: &AddressSpace, range: PageRange, skips: &mut bool) -> Option<Next> {
     let gate = space.shared_within(GATE_PATIENCE).ok()?;
     let mut found = Next::Looked(range.end);
     let mut looked = 0;
@@ -134,10 +135,11 @@ fn find(space: &AddressSpace, range: PageRange) -> Option<Next> {
                 found = Next::Awaited(page);
                 false
             }
-            PageState::Hole
-            | PageState::Removed(_)
-            | PageState::Resident { .. }
-            | PageState::Moving(_) => true,
+            PageState::Moving(_) => {
+                *skips = true;
+                true
+            }
+            PageState::Hole | PageState::Removed(_) | PageState::Resident { .. } => true,
         }
     });
     Some(found)

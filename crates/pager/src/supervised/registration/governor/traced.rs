@@ -166,8 +166,9 @@ impl Governor {
     /// One slice of a recall. Returns whether more is left.
     fn recall_for_tracer(&mut self, space: &Arc<AddressSpace>, stop: &mut Stop) -> bool {
         let Some(start) = stop.next else {
-            // Pages of a batch in flight can be recalled once the batch is settled.
-            if stop.is_incomplete && !is_moving(space) {
+            // Pages that were moving come back once their batch is settled: by its helper, or by whoever takes its gate
+            // over, which fails while the helper is not stopped yet.
+            if stop.is_incomplete && (!is_moving(space) || space.take_over_gate()) {
                 stop.next = Some(VirtualPage(0));
                 stop.is_incomplete = false;
             }
@@ -186,13 +187,6 @@ impl Governor {
         if stop.next.is_some() {
             return true;
         }
-        let was_moving = is_moving(space);
-        if was_moving && space.take_over_gate() {
-            // The pages of the batch are settled: staged or resident.
-            stop.next = Some(VirtualPage(0));
-            return true;
-        }
-        stop.is_incomplete |= was_moving;
         if stop.pages > 0 && !stop.was_reported {
             stop.was_reported = true;
             let pid = space.inspector().map_or(0, |inspector| inspector.pid());
