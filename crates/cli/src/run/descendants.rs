@@ -6,6 +6,7 @@
 
 use super::attachments::Attachments;
 use super::unmanaged::{self, Reason};
+use memfold_pager::AttachError;
 use memfold_sys::deadline;
 use memfold_sys::privilege;
 use memfold_sys::process::{self, proc_text};
@@ -196,12 +197,7 @@ impl Descendants {
             }
         }
         match image.standing {
-            Standing::Attaching => {
-                let failed = self.attachments.as_ref();
-                let failed = failed.and_then(|attachments| attachments.take_failure(pid));
-                let is_over = failed.is_some() || image.since.elapsed() >= ATTACHMENT;
-                is_over.then(|| Reason::NotAttached(failed.map(|error| error.to_string())))
-            }
+            Standing::Attaching => self.judge_attachment(pid, image.since.elapsed()),
             Standing::Interpreted if image.since.elapsed() >= GRACE => {
                 let (preload, is_short) = (self.preload.clone(), known.is_short);
                 let reason =
@@ -218,6 +214,20 @@ impl Descendants {
             }
             _ => None,
         }
+    }
+
+    /// Why a process that has been attached for some time is outside the limit, if it is.
+    fn judge_attachment(&self, pid: i32, elapsed: Duration) -> Option<Reason> {
+        let attachments = self.attachments.as_ref()?;
+        let failed = attachments.take_failure(pid);
+        let is_late = elapsed >= ATTACHMENT;
+        // A child forked from a held program has its helper before that is connected.
+        if matches!(failed, Some(AttachError::Held)) && !is_late {
+            attachments.begin(pid);
+            return None;
+        }
+        (is_late || failed.is_some())
+            .then(|| Reason::NotAttached(failed.map(|error| error.to_string())))
     }
 
     /// Begins to attach a process. Returns whether that is done at all; `None` if it is at a later look.

@@ -122,7 +122,8 @@ fn children_of_static_programs_have_everything() {
             outcome.assert_success();
             assert_eq!(outcome.text(), printed, "{compiler}");
             outcome.assert_swapped(16 * MIB);
-            assert_eq!(outcome.number("processes_unmanaged"), 0.0, "{compiler}");
+            let unmanaged = outcome.number("processes_unmanaged");
+            assert_eq!(unmanaged, 0.0, "{compiler}: {}", outcome.errors);
         };
         let tree = "forktree ok: 3 levels, 2 orphans\n";
         run("forktree", &["24"], tree);
