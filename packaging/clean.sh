@@ -4,8 +4,7 @@
 # are then.
 #
 # As root; needs what roots.sh and test.sh do, the network, and some 15 GB. HEAD is built; the Rust toolchain and what cargo
-# has downloaded are this machine's. SUITE is what is built on (default: this machine's), but for wheels: they are built on
-# OLDER, whose glibc is the oldest that they run with, and tried on both.
+# has downloaded are this machine's. SUITE is what is built on (default: this machine's). Wheels are tried on OLDER as well.
 # shellcheck disable=SC2034 # BOUND and NAMED are for roots.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -38,9 +37,9 @@ for name in http_proxy https_proxy no_proxy PIP_INDEX_URL; do
     [[ -z "${!name:-}" ]] || network+=("$name=${!name}")
 done
 
-echo "== build: $suite, $older"
+echo "== build: $suite"
 builder=$work/builder
-connected "$builder" "$suite" binutils,ca-certificates,gcc,libc6-dev,make,musl-tools,python3,rpm,xz-utils
+connected "$builder" "$suite" binutils,ca-certificates,gcc,libc6-dev,make,musl-tools,python3,python3-venv,rpm,xz-utils
 mkdir "$work/source"
 git archive HEAD | tar --extract --directory "$work/source"
 for manifest in Cargo.toml bindings/python/Cargo.toml; do cargo fetch --locked --quiet --manifest-path "$manifest"; done
@@ -53,9 +52,8 @@ NAMED=("${network[@]}" PATH=/opt/rust/bin:/usr/sbin:/usr/bin:/sbin:/bin CARGO_TA
     MEMFOLD_COMMIT="$(git rev-parse --short HEAD)" SOURCE_DATE_EPOCH="$(git log -1 --format=%ct)")
 within "$builder" bash -euc 'cd /src/memfold
     packaging/build.sh /out/packages
-    CARGO_NET_OFFLINE=true packaging/crates.sh /out/crates'
-connected "$work/older" "$older" ca-certificates,gcc,libc6-dev,make,python3,python3-venv
-within "$work/older" bash -euc 'cd /src/memfold && packaging/wheel.sh /out/wheels'
+    CARGO_NET_OFFLINE=true packaging/crates.sh /out/crates
+    packaging/wheel.sh /out/wheels'
 rm -rf "$out/dist"
 mv "$work/source/target/dist" "$out/dist"
 BOUND=() NAMED=()

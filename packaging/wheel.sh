@@ -1,9 +1,9 @@
 #!/bin/bash
 # Builds the Python wheel and tests it in a new virtual environment: packaging/wheel.sh [FOLDER], by default
-# target/wheels. Needs python3 with venv, and PyPI for maturin, auditwheel and numpy.
+# target/wheels. Needs python3 with venv, and PyPI for maturin, zig, auditwheel and numpy.
 #
-# maturin gives the wheel the manylinux tag of the oldest glibc that has all symbols it uses, and auditwheel
-# must find the same. MATURIN_OPTIONS are further options, such as "--profile dev".
+# zig links with glibc 2.17, the oldest that Rust's standard library runs with, whatever glibc is here. maturin gives the
+# wheel the tag of that, and auditwheel must find the same. MATURIN_OPTIONS are further options, such as "--profile dev".
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,13 +12,14 @@ target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 python3 -m venv "$work/build"
-"$work/build/bin/pip" install --quiet "maturin>=1.9.4,<2" auditwheel
+"$work/build/bin/pip" install --quiet "maturin[zig]>=1.9.4,<2" auditwheel
 rm -rf "$out"
 read -r -a options <<< "${MATURIN_OPTIONS:---release}"
 PATH=$work/build/bin:$PATH CARGO_TARGET_DIR=$target \
-    maturin build --locked --auditwheel check --out "$out" "${options[@]}" --manifest-path bindings/python/Cargo.toml
+    maturin build --locked --zig --compatibility manylinux2014 --auditwheel check --out "$out" "${options[@]}" \
+    --manifest-path bindings/python/Cargo.toml
 wheels=("$out"/memfold-*.whl)
-[[ ${wheels[0]} == *-abi3-manylinux_*_x86_64.whl ]] || { echo "wheel.sh: ${wheels[0]} is no manylinux wheel" >&2; exit 1; }
+[[ ${wheels[0]} == *-abi3-manylinux*_x86_64.whl ]] || { echo "wheel.sh: ${wheels[0]} is no manylinux wheel" >&2; exit 1; }
 tag=$(grep --only-matching 'manylinux_[0-9]*_[0-9]*_x86_64' <<< "${wheels[0]}" | head -n 1)
 shown=$("$work/build/bin/auditwheel" show "${wheels[0]}")
 [[ $shown == *\"$tag\"* ]] || { echo "wheel.sh: auditwheel does not confirm $tag: $shown" >&2; exit 1; }
