@@ -219,15 +219,16 @@ impl Descendants {
     /// Why a process that has been attached for some time is outside the limit, if it is.
     fn judge_attachment(&self, pid: i32, elapsed: Duration) -> Option<Reason> {
         let attachments = self.attachments.as_ref()?;
-        let failed = attachments.take_failure(pid);
         let is_late = elapsed >= ATTACHMENT;
-        // A child forked from a held program has its helper before that is connected.
-        if matches!(failed, Some(AttachError::Held)) && !is_late {
-            attachments.begin(pid);
-            return None;
+        match attachments.take_failure(pid) {
+            None if !is_late => None,
+            // A child forked from a held program has its helper before that is connected.
+            Some(AttachError::Held) if !is_late => {
+                attachments.begin(pid);
+                None
+            }
+            failed => Some(Reason::NotAttached(failed.map(|error| error.to_string()))),
         }
-        (is_late || failed.is_some())
-            .then(|| Reason::NotAttached(failed.map(|error| error.to_string())))
     }
 
     /// Begins to attach a process. Returns whether that is done at all; `None` if it is at a later look.

@@ -166,8 +166,8 @@ impl Governor {
     /// One slice of a recall. Returns whether more is left.
     fn recall_for_tracer(&mut self, space: &Arc<AddressSpace>, stop: &mut Stop) -> bool {
         let Some(start) = stop.next else {
-            // Pages that were moving come back once their batch is settled: by its helper, or by whoever takes its gate
-            // over, which fails while the helper is not stopped yet.
+            // Pages of a batch in flight are recalled once the batch is settled. If the helper is in the gate, a takeover
+            // settles it, and fails until the helper is stopped.
             if stop.is_incomplete && (!is_moving(space) || space.take_over_gate()) {
                 stop.next = Some(VirtualPage(0));
                 stop.is_incomplete = false;
