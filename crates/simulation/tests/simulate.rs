@@ -36,24 +36,30 @@ fn silence_panics_of_executions() {
     }));
 }
 
-#[test]
-fn every_page_holds_what_it_must() {
+/// Executes histories for that time, however many there are, and at least so many, however long they take: a busy
+/// machine gets through fewer. `None` of a seed without such a history.
+fn search_for(least: u64, execute: impl Fn(u64) -> Option<Result<(), Failure>>) {
     silence_panics_of_executions();
-    let (began, first) = (Instant::now(), search_from());
-    let mut seed = first;
-    while began.elapsed() < seconds() {
-        if let Err(failure) = check(seed, None) {
+    let (began, mut histories) = (Instant::now(), 0);
+    for seed in search_from().. {
+        if histories >= least && began.elapsed() >= seconds() {
+            break;
+        }
+        let Some(outcome) = execute(seed) else {
+            continue;
+        };
+        histories += 1;
+        if let Err(failure) = outcome {
             panic!("seed {seed}: {}", shorten(failure, None, PATIENCE));
         }
-        seed += 1;
     }
-    let (histories, (compared, unclear)) = (seed - first, compared());
+    let (compared, unclear) = compared();
     println!("{histories} histories; {unclear} of {compared} children beside changes were refused");
-    assert!(
-        histories > 100,
-        "only {histories} histories in {:?}",
-        seconds()
-    );
+}
+
+#[test]
+fn every_page_holds_what_it_must() {
+    search_for(100, |seed| Some(check(seed, None)));
 }
 
 /// Executes the history of a seed with its forks prepared; `None` if it has none.
@@ -78,20 +84,7 @@ fn check_prepared(seed: u64, bug: Option<Bug>) -> Option<Result<(), Failure>> {
 /// The same with all forks prepared, where there are any.
 #[test]
 fn prepared_forks_see_one_moment() {
-    silence_panics_of_executions();
-    let (began, mut seed, mut histories) = (Instant::now(), search_from(), 0);
-    while began.elapsed() < seconds() {
-        if let Some(outcome) = check_prepared(seed, None) {
-            histories += 1;
-            if let Err(failure) = outcome {
-                panic!("seed {seed}: {}", shorten(failure, None, PATIENCE));
-            }
-        }
-        seed += 1;
-    }
-    let (compared, unclear) = compared();
-    println!("{histories} histories; {unclear} of {compared} children beside changes were refused");
-    assert!(histories > 50, "only {histories} histories");
+    search_for(50, |seed| check_prepared(seed, None));
 }
 
 /// Executes the history of a seed without `UFFDIO_MOVE`.
@@ -183,17 +176,7 @@ fn free_beside(history: &mut History) {
 /// The same where the kernel moves no pages.
 #[test]
 fn pages_that_are_carried_off_hold_what_they_must() {
-    silence_panics_of_executions();
-    let (began, first) = (Instant::now(), search_from());
-    let mut seed = first;
-    while began.elapsed() < seconds() {
-        if let Err(failure) = check_carried(seed, None) {
-            panic!("seed {seed}: {}", shorten(failure, None, PATIENCE));
-        }
-        seed += 1;
-    }
-    println!("{} histories", seed - first);
-    assert!(seed - first > 100, "only {} histories", seed - first);
+    search_for(100, |seed| Some(check_carried(seed, None)));
 }
 
 /// A history without adversity, whose threads map at the same addresses. The limit and the stage are in pages.
