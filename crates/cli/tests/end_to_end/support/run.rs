@@ -2,7 +2,7 @@
 
 use super::heartbeat::Heartbeat;
 use super::judge::{Verdict, judge, most_held, note_excuse};
-use super::tree::{Sample, Tree, diagnose, is_alive};
+use super::tree::{Sample, Tree, children_of_thread, diagnose, is_alive};
 use super::turn::{Share, share_of_this_test};
 use super::{MIB, memfold, patience};
 use nix::sys::signal::{Signal, kill};
@@ -297,8 +297,7 @@ impl Running {
     pub fn program(&self) -> i32 {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
-            let below: Vec<i32> = self.watcher.alive();
-            if let Some(&first) = below.iter().filter(|&&process| process != self.root).min() {
+            if let Some(&first) = children_of_thread(self.root, self.root).first() {
                 return first;
             }
             assert!(

@@ -148,19 +148,22 @@ fn start_time(process: i32) -> Option<u64> {
 }
 
 fn children(process: i32) -> Vec<i32> {
-    let mut found = Vec::new();
     let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else {
-        return found;
+        return Vec::new();
     };
-    for thread in threads.flatten() {
-        if let Ok(list) = fs::read_to_string(thread.path().join("children")) {
-            found.extend(
-                list.split_whitespace()
-                    .filter_map(|word| word.parse::<i32>().ok()),
-            );
-        }
-    }
-    found
+    let threads = threads.flatten();
+    let numbers = threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok());
+    numbers
+        .flat_map(|thread| children_of_thread(process, thread))
+        .collect()
+}
+
+/// Those that this thread started, in that order: their numbers may begin anew in between.
+pub fn children_of_thread(process: i32, thread: i32) -> Vec<i32> {
+    let list = fs::read_to_string(format!("/proc/{process}/task/{thread}/children"));
+    let list = list.unwrap_or_default();
+    let words = list.split_whitespace();
+    words.filter_map(|word| word.parse().ok()).collect()
 }
 
 /// Anonymous resident bytes, from the cheap counters.

@@ -11,13 +11,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest wait for a child after the answer. Its parent's page states stand still meanwhile. Shorter ends more
-/// children on a busy host. (The simulation lets a thread wait for as long as others have something to do.)
+/// Longest wait for a child after the answer, in which its parent's page states stand still, and longest wait of a child
+/// for these, in which other programs that connect wait, too. Shorter ends more children on a busy host, and where a CPU
+/// stands still for seconds, as those of virtual machines do; and those of parents whose other threads change mappings
+/// without a pause, or whose page tables are very large. (The simulation lets a thread wait for as long as others have
+/// something to do.)
 pub(crate) const CHILD_PATIENCE: Duration =
     Duration::from_secs(if cfg!(simulated) { 10_000 } else { 10 });
-/// Longest wait for the parent's page states. Other programs that connect wait as long; shorter ends the children of
-/// parents whose other threads change mappings without a pause, or whose page tables are very large.
-const STATES_PATIENCE: Duration = Duration::from_secs(if cfg!(simulated) { 10_000 } else { 3 });
 /// Between two looks for the child. Longer delays each fork.
 pub(crate) const LOOK: Duration = Duration::from_micros(20);
 
@@ -75,7 +75,7 @@ impl<S> ExpectedChildren<S> {
     }
 
     /// For the thread that admits helpers: the address space of the child that shows a token, whose userfaultfd
-    /// becomes that address space's. Waits until the parent's page states are copied, for
+    /// becomes that address space's. Waits until the parent's page states are copied, which takes
     /// milliseconds.
     pub(crate) fn claim(&self, token: u64, uffd: Userfaultfd) -> Option<Arc<S>> {
         {
@@ -92,7 +92,7 @@ impl<S> ExpectedChildren<S> {
                 None => return None,
                 Some(arrival) => matches!(arrival, Arrival::Forked(_)),
             };
-            if is_forked || asked.elapsed() > STATES_PATIENCE {
+            if is_forked || asked.elapsed() > CHILD_PATIENCE {
                 return match lock(&self.0).remove(&token) {
                     Some(Arrival::Forked(child)) => Some(child),
                     _ => None,
