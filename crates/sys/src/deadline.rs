@@ -1,6 +1,7 @@
 //! Work that another process can hold up for as long as it likes: a read of its memory or of its
 //! executable waits for the FUSE server that it chose.
 
+use crate::process::proc_text;
 use crate::thread::{self, Standing};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -16,6 +17,9 @@ static OVERDUE: AtomicU32 = AtomicU32::new(0);
 /// A deadline is waited for in so many parts: a pause of this whole process or machine uses up one of them, and what
 /// is to be waited for, which was paused as well, has the others.
 const PARTS: u32 = 20;
+/// So many times the deadline a thread is waited for that has no CPU, or computes: nobody holds it up but the machine,
+/// of which a CPU may stand still for seconds. More waits longer where others take all CPUs.
+const MOST: u32 = 20;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -40,9 +44,20 @@ fn worker() -> Option<mpsc::Sender<Job>> {
     })
 }
 
+/// Whether a thread of this process runs, or would if it had a CPU; 0 is one that has not begun.
+fn is_runnable(thread: u32) -> bool {
+    let state = || {
+        let stat = proc_text(&format!("/proc/self/task/{thread}/stat")).ok()?;
+        // The name before may hold anything.
+        let (_, fields) = stat.rsplit_once(") ")?;
+        Some(fields.starts_with('R'))
+    };
+    thread == 0 || state() == Some(true)
+}
+
 /// Runs `work` in another thread and returns its result; `None` if the result is not there within
-/// `patience` (pauses of this process do not count), or no thread can be had. The thread is left behind then and
-/// ends when its wait does.
+/// `patience` (pauses of this process do not count, nor does, up to a bound, that the thread lacks a CPU), or no thread
+/// can be had. The thread is left behind then and ends when its wait does.
 pub fn within<T: Send + 'static>(
     patience: Duration,
     work: impl FnOnce() -> T + Send + 'static,
@@ -54,8 +69,12 @@ pub fn within<T: Send + 'static>(
     // 0 while the thread works in time, 1 once either side is through, 2 once both are.
     let sides = Arc::new(AtomicU32::new(0));
     let of_thread = sides.clone();
+    let working = Arc::new(AtomicU32::new(0));
+    let begun = working.clone();
     let worker = worker()?;
     let job = move || {
+        // A hint: Relaxed.
+        begun.store(thread::current_id(), Ordering::Relaxed);
         // Fails only past the deadline.
         let _ = sender.send(work());
         if of_thread.fetch_add(1, Ordering::AcqRel) == 1 {
@@ -63,7 +82,10 @@ pub fn within<T: Send + 'static>(
         }
     };
     worker.send(Box::new(job)).ok()?;
-    let result = (0..PARTS).find_map(|_| receiver.recv_timeout(patience / PARTS).ok());
+    let parts = (0..PARTS * MOST)
+        .take_while(|part| *part < PARTS || is_runnable(working.load(Ordering::Relaxed)));
+    let mut results = parts.map(|_| receiver.recv_timeout(patience / PARTS).ok());
+    let result = results.find_map(|result| result);
     if result.is_none() {
         OVERDUE.fetch_add(1, Ordering::Relaxed);
         if sides.fetch_add(1, Ordering::AcqRel) == 1 {
@@ -127,6 +149,20 @@ mod tests {
             signal(rustix::process::Signal::CONT);
             assert!(paused.wait().unwrap().success());
         }
+    }
+
+    #[test]
+    fn a_thread_that_has_no_cpu_is_waited_for() {
+        let patience = Duration::from_millis(20);
+        let compute = || {
+            let began = std::time::Instant::now();
+            while began.elapsed() < Duration::from_millis(100) {
+                std::hint::spin_loop();
+            }
+        };
+        assert_eq!(within(patience, compute), Some(()));
+        let wait = || std::thread::sleep(Duration::from_secs(5));
+        assert_eq!(within(patience, wait), None, "it does not compute");
     }
 
     #[test]
