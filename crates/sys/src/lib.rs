@@ -49,6 +49,8 @@ pub mod guardian;
 #[cfg(feature = "std")]
 pub mod inherited;
 #[cfg(feature = "std")]
+pub mod machine;
+#[cfg(feature = "std")]
 pub mod memory;
 #[cfg(feature = "std")]
 pub mod owned_uffd;

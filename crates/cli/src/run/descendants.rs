@@ -86,6 +86,8 @@ pub struct Descendants {
     unmanaged: u64,
     /// The largest resident memory of those outside the limit.
     peak_unmanaged_bytes: u64,
+    /// At the last look each was managed, known not to be, or small.
+    is_settled: bool,
 }
 
 impl Descendants {
@@ -99,6 +101,7 @@ impl Descendants {
             attachments,
             unmanaged: 0,
             peak_unmanaged_bytes: 0,
+            is_settled: false,
         }
     }
 
@@ -110,6 +113,11 @@ impl Descendants {
     /// How many program images were found to be outside the limit so far.
     pub fn unmanaged(&self) -> u64 {
         self.unmanaged
+    }
+
+    /// Whether time alone would change nothing of what the last look found.
+    pub fn is_settled(&self) -> bool {
+        self.is_settled
     }
 
     /// Adds one that ended before it could be looked at.
@@ -159,6 +167,7 @@ impl Descendants {
     fn look_at(&mut self, processes: Vec<i32>, known: &Known) -> Vec<Finding> {
         let mut findings = Vec::new();
         let mut seen = HashMap::new();
+        self.is_settled = true;
         for pid in processes {
             if known.guardian == Some(pid) {
                 continue;
@@ -170,12 +179,20 @@ impl Descendants {
             if known.managed.contains(&pid) {
                 image.since = Instant::now();
                 image.standing = Standing::Interpreted;
-            } else if let Some(reason) = self.judge(pid, &mut image, known) {
+                seen.insert(pid, image);
+                continue;
+            }
+            if let Some(reason) = self.judge(pid, &mut image, known) {
                 self.unmanaged += 1;
                 image.standing = Standing::Unmanaged;
                 let name = name_of(pid);
                 findings.push(Finding { pid, name, reason });
             }
+            self.is_settled &= match image.standing {
+                Standing::New | Standing::Attaching => false,
+                Standing::Interpreted => known.waiting.contains(&pid),
+                Standing::Unmanaged => true,
+            };
             seen.insert(pid, image);
         }
         self.images = seen;

@@ -21,6 +21,7 @@ pub mod runtime;
 mod signals;
 pub mod stats_file;
 mod stats_place;
+mod stillness;
 mod thrashing;
 mod timeline;
 mod unmanaged;

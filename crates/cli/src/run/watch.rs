@@ -10,6 +10,7 @@ use super::outcome::Outcome;
 use super::raise::stop_by;
 use super::received::Received;
 use super::signals::Signals;
+use super::stillness::Stillness;
 use super::thrashing::Thrashing;
 use super::unmanaged::{self, Reason};
 use crate::control::{self, of_run};
@@ -102,6 +103,7 @@ impl Watch<'_> {
         let mut next_look = state.started + INTERVALS[0];
         let mut thrashing = Thrashing::new();
         let mut host_swap = HostSwap::new(self.supervisor, Managed::Started);
+        let mut stillness = Stillness::new();
         loop {
             self.wait_until(next_look);
             self.take_signals(&mut state);
@@ -112,8 +114,12 @@ impl Watch<'_> {
             let just_ended = self.reap(&mut state);
             if just_ended || Instant::now() >= next_look {
                 let began = Instant::now();
-                let findings = self.look(&mut state);
-                Self::warn(&mut state, findings);
+                let is_still = state.descendants.is_settled() && stillness.is_still();
+                if state.ended.is_some() || !is_still {
+                    stillness.begin_look();
+                    let findings = self.look(&mut state);
+                    Self::warn(&mut state, findings);
+                }
                 thrashing.look(|| self.snapshot(&state).statistics);
                 host_swap.look();
                 let [shortest, longest] = INTERVALS;

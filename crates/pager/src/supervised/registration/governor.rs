@@ -138,12 +138,19 @@ impl Governor {
         thread::set_standing(thread::current_id(), Standing::Before);
         let mut affinity = AffinityFollower::new();
         let mut last = Instant::now();
+        let mut resting = None;
+        let mut began = thread::cpu_time();
         while !self.group.stopping.load(Ordering::Relaxed) {
-            affinity.follow(&self.group);
-            let began = thread::cpu_time();
-            let mut nap = self.tick();
-            let took = thread::cpu_time().saturating_sub(began);
-            match self.rest_interval(took) {
+            let mut nap = Duration::ZERO;
+            if resting.is_none() || self.is_look_needed() {
+                affinity.follow(&self.group);
+                nap = self.tick();
+                // With the wake-up, which may take longer than the look.
+                let took = thread::cpu_time().saturating_sub(began);
+                resting = self.rest_interval(took);
+            }
+            began = thread::cpu_time();
+            match resting {
                 Some(interval) => {
                     nap = nap.max(interval);
                     self.group.resources.activity.wait(nap);
@@ -173,6 +180,11 @@ impl Governor {
         let tolerated = limits.into_iter().flatten().map(tolerance).min();
         let sizes = (group.resources.resident_bytes(), tolerated.unwrap_or(0));
         self.rest.interval(is_busy, sizes, took)
+    }
+
+    /// Whether anything may have happened since the last sample, while all programs are at rest.
+    fn is_look_needed(&self) -> bool {
+        self.group.resources.activity.is_any() || self.rest.is_look_needed()
     }
 
     /// Samples all programs and registers mappings if needed. Returns the time until the next sample.

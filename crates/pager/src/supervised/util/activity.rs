@@ -25,6 +25,11 @@ impl Activity {
         self.seen.swap(false, Ordering::Relaxed)
     }
 
+    /// Whether [`Activity::take`] would say so.
+    pub(crate) fn is_any(&self) -> bool {
+        self.seen.load(Ordering::Relaxed)
+    }
+
     /// Waits until any are, at most `timeout`.
     pub(crate) fn wait(&self, timeout: Duration) {
         self.woken.wait(timeout);

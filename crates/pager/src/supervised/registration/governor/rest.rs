@@ -6,7 +6,12 @@
 //! A program that begins to touch new memory before it touches any that is out, or registered, is seen at the next look.
 //! So the interval is no longer than a program takes to grow by what is tolerated above the limit, unless such looks
 //! would take more than 1/20 of a CPU.
+//!
+//! With many programs even that is much. There the governor asks first whether anybody had a CPU since the last look: where
+//! all CPUs were idle, no program grew by more than it can touch in some 10 ms, and the look waits
+//! ([`Rest::is_look_needed`]).
 
+use memfold_sys::machine::{Idle, OtherWork};
 use std::time::{Duration, Instant};
 
 /// Time without a message and without a change after which the programs count as being at rest. Longer looks often for
@@ -22,6 +27,12 @@ const REST_WITHIN_TOLERANCE: u32 = 20;
 const TOUCHED: u64 = 2;
 /// The longest interval. Longer lets programs that wake grow for longer.
 const LONGEST: Duration = Duration::from_millis(100);
+/// The same where all CPUs were idle since. Longer finds tracers later, and programs of which only the helper is left, of
+/// many programs: those take little time to begin and to end.
+const LONGEST_IDLE: Duration = Duration::from_millis(400);
+/// Bytes by which programs that wake may exceed the limit for a moment, besides what is tolerated. Less looks more often,
+/// and each wake-up of an idle CPU costs it up to 50 µs.
+const AWAKENING: u64 = 8 << 20;
 
 /// What the governor knows of the time since anything changed.
 #[derive(Debug)]
@@ -30,6 +41,10 @@ pub(super) struct Rest {
     resident: u64,
     /// CPU time of a look, averaged.
     cost: Duration,
+    /// None where the kernel does not tell.
+    others: Option<OtherWork>,
+    /// The machine's idle time at the last look, if looks may wait, and the interval if it was not idle since.
+    idle: Option<(Idle, Duration)>,
 }
 
 impl Default for Rest {
@@ -38,11 +53,21 @@ impl Default for Rest {
             since: Instant::now(),
             resident: 0,
             cost: Duration::ZERO,
+            others: OtherWork::open().ok(),
+            idle: None,
         }
     }
 }
 
 impl Rest {
+    /// Whether a program may have grown since the last look, or that is long ago.
+    pub(super) fn is_look_needed(&self) -> bool {
+        let (Some(others), Some((idle, interval))) = (&self.others, &self.idle) else {
+            return true;
+        };
+        is_due(idle.elapsed(), *interval, others.none_since(idle))
+    }
+
     /// The interval to the next look, if the programs are at rest after one that took so much CPU time. `is_busy`: a
     /// program was served, or something is under way. `tolerated`: bytes above the limit.
     pub(super) fn interval(
@@ -56,11 +81,25 @@ impl Rest {
             self.since = Instant::now();
             self.resident = resident;
         }
-        let is_at_rest = self.since.elapsed() >= QUIET;
-        let harmless = Duration::from_nanos(tolerated / TOUCHED);
+        self.idle = None;
+        if self.since.elapsed() < QUIET {
+            return None;
+        }
+        let harmless = Duration::from_nanos((tolerated + AWAKENING) / TOUCHED);
         let within = harmless.max(self.cost * REST_WITHIN_TOLERANCE);
-        is_at_rest.then(|| (self.cost * REST).min(within).min(LONGEST))
+        let interval = (self.cost * REST).min(within).min(LONGEST);
+        if interval <= harmless {
+            return Some(interval);
+        }
+        let idle = self.others.as_ref().and_then(|others| others.now().ok());
+        self.idle = idle.map(|idle| (idle, interval));
+        Some(idle.map_or(interval, |_| harmless))
     }
+}
+
+/// Whether a look is due so long after the last one, if all CPUs were idle since, or not.
+fn is_due(elapsed: Duration, interval: Duration, was_idle: bool) -> bool {
+    elapsed >= LONGEST_IDLE || !was_idle && elapsed >= interval
 }
 
 #[cfg(test)]
@@ -75,6 +114,8 @@ mod tests {
             since: Instant::now().checked_sub(time).expect("some uptime"),
             resident: 7,
             cost: Duration::ZERO,
+            others: None,
+            idle: None,
         }
     }
 
@@ -100,14 +141,36 @@ mod tests {
         let few = interval(MILLISECOND / 50, MUCH);
         assert!(few > 3 * MILLISECOND && few < 5 * MILLISECOND, "{few:?}");
         assert_eq!(interval(4 * MILLISECOND, MUCH), LONGEST);
-        // What is tolerated above a small limit is touched in 2 ms, but looks at many programs may take longer.
+        // What is tolerated above a small limit is touched in 6 ms, but looks at many programs may take longer.
         let little = 4 << 20;
-        let few = interval(MILLISECOND / 50, little);
-        assert!(few < 3 * MILLISECOND, "{few:?}");
+        let few = interval(MILLISECOND / 10, little);
+        assert!(few > 6 * MILLISECOND && few < 7 * MILLISECOND, "{few:?}");
         let many = interval(2 * MILLISECOND, little);
         assert!(
             many > 30 * MILLISECOND && many <= 40 * MILLISECOND,
             "{many:?}"
         );
+    }
+
+    #[test]
+    fn looks_that_take_long_wait_until_others_have_worked() {
+        let with_others = |took: Duration| {
+            let mut rest = Rest {
+                others: OtherWork::open().ok(),
+                ..rest_after(QUIET)
+            };
+            let intervals = (0..50).map(|_| rest.interval(false, (7, 4 << 20), took));
+            let interval = intervals.last().flatten().expect("at rest");
+            (rest, interval)
+        };
+        let (few, _) = with_others(MILLISECOND / 50);
+        assert!(few.is_look_needed(), "it is as cheap as the question");
+        let (many, interval) = with_others(2 * MILLISECOND);
+        assert!(interval < 7 * MILLISECOND, "it asks instead");
+        std::thread::sleep(LONGEST_IDLE);
+        assert!(many.is_look_needed(), "however idle the machine was");
+        assert!(is_due(8 * MILLISECOND, 8 * MILLISECOND, false));
+        assert!(!is_due(7 * MILLISECOND, 8 * MILLISECOND, false));
+        assert!(!is_due(LONGEST_IDLE / 2, 8 * MILLISECOND, true));
     }
 }
