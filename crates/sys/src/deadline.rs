@@ -153,15 +153,15 @@ mod tests {
 
     #[test]
     fn a_thread_that_has_no_cpu_is_waited_for() {
-        let patience = Duration::from_millis(20);
-        let compute = || {
+        let patience = Duration::from_millis(200);
+        let compute = move || {
             let began = std::time::Instant::now();
-            while began.elapsed() < Duration::from_millis(100) {
+            while began.elapsed() < 2 * patience {
                 std::hint::spin_loop();
             }
         };
         assert_eq!(within(patience, compute), Some(()));
-        let wait = || std::thread::sleep(Duration::from_secs(5));
+        let wait = || std::thread::sleep(Duration::from_secs(10));
         assert_eq!(within(patience, wait), None, "it does not compute");
     }
 
