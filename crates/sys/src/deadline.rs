@@ -1,7 +1,7 @@
 //! Work that another process can hold up for as long as it likes: a read of its memory or of its
 //! executable waits for the FUSE server that it chose.
 
-use crate::process::proc_text;
+use crate::process::{proc_text, stat_field};
 use crate::thread::{self, Standing};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -17,8 +17,8 @@ static OVERDUE: AtomicU32 = AtomicU32::new(0);
 /// A deadline is waited for in so many parts: a pause of this whole process or machine uses up one of them, and what
 /// is to be waited for, which was paused as well, has the others.
 const PARTS: u32 = 20;
-/// So many times the deadline a thread is waited for that has no CPU, or computes: nobody holds it up but the machine,
-/// of which a CPU may stand still for seconds. More waits longer where others take all CPUs.
+/// A runnable thread gets so many times the deadline: it may lack a CPU, as a virtual machine's can stall for seconds. A
+/// larger value waits longer where other threads take all CPUs.
 const MOST: u32 = 20;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -46,13 +46,8 @@ fn worker() -> Option<mpsc::Sender<Job>> {
 
 /// Whether a thread of this process runs, or would if it had a CPU; 0 is one that has not begun.
 fn is_runnable(thread: u32) -> bool {
-    let state = || {
-        let stat = proc_text(&format!("/proc/self/task/{thread}/stat")).ok()?;
-        // The name before may hold anything.
-        let (_, fields) = stat.rsplit_once(") ")?;
-        Some(fields.starts_with('R'))
-    };
-    thread == 0 || state() == Some(true)
+    let stat = || proc_text(&format!("/proc/self/task/{thread}/stat"));
+    thread == 0 || stat().is_ok_and(|stat| stat_field(&stat, 3) == Some('R'))
 }
 
 /// Runs `work` in another thread and returns its result; `None` if the result is not there within

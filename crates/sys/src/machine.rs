@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 /// The kernel shows the idle time of all CPUs in units of this.
 const UNIT: Duration = Duration::from_millis(10);
-/// What a machine at rest takes by itself, as a part of one CPU: wake-ups, by whomever, count as nobody's time. More
-/// hides more of others' work.
-const BY_ITSELF: u32 = 50;
+/// An idle machine's overhead, as a part of one CPU: wake-ups are accounted to no task. A smaller value, which allows for
+/// more of it, hides more of others' CPU time.
+const OVERHEAD: u32 = 50;
 
 /// Tells how much CPU time others than this process took, by how long the CPUs were idle. Waits for devices count as
 /// work, so it may tell too much. Where the kernel counts idle time by ticks, work between two of these is not told.
@@ -37,7 +37,7 @@ impl Idle {
 }
 
 impl OtherWork {
-    /// Opens the kernel's figures.
+    /// Opens the kernel's counters.
     ///
     /// # Errors
     /// If they cannot be opened.
@@ -49,7 +49,7 @@ impl OtherWork {
     /// The idle time until now.
     ///
     /// # Errors
-    /// If the kernel's figures cannot be read, or are none.
+    /// If the kernel's counters cannot be read, or are none.
     pub fn now(&self) -> io::Result<Idle> {
         let cpus = proc_text("/sys/devices/system/cpu/online")?;
         let cpus = cpus_of(cpus.trim_end()).ok_or(io::ErrorKind::InvalidData)?;
@@ -57,7 +57,7 @@ impl OtherWork {
     }
 
     /// CPU time that others took since then, within 10 ms; `None` if that is not known, as CPUs came or what shows the
-    /// figures is not the kernel.
+    /// counters is not the kernel.
     pub fn since(&self, then: &Idle) -> Option<Duration> {
         let now = self.read(then.cpus).ok()?;
         let all = now.at.duration_since(then.at) * then.cpus;
@@ -73,7 +73,7 @@ impl OtherWork {
     /// 1/50 of a CPU.
     pub fn none_since(&self, then: &Idle) -> bool {
         let worked = self.since(then);
-        worked.is_some_and(|worked| worked < UNIT + then.elapsed() / BY_ITSELF)
+        worked.is_some_and(|worked| worked < UNIT + then.elapsed() / OVERHEAD)
     }
 
     fn read(&self, cpus: u32) -> io::Result<Idle> {
@@ -114,9 +114,10 @@ fn cpus_of(list: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::stat_field;
 
     #[test]
-    fn the_kernels_figures_are_understood() {
+    fn the_kernels_counters_are_understood() {
         assert_eq!(
             idle_of("86000.12 171234.56\n"),
             Some(Duration::from_millis(171_234_560))
@@ -143,8 +144,7 @@ mod tests {
             .unwrap();
         let worked = |child: &mut std::process::Child| {
             let stat = proc_text(&format!("/proc/{}/stat", child.id())).ok()?;
-            let (_, fields) = stat.rsplit_once(") ")?;
-            fields.split(' ').nth(11)?.parse::<u64>().ok()
+            stat_field::<u64>(&stat, 14)
         };
         let began = Instant::now();
         // Ten hundredths of a second.

@@ -1,15 +1,14 @@
 //! What memfold itself costs, and what its programs do.
 
 use memfold_sys::process::proc_text;
+use memfold_sys::thread;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
-use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
 /// CPU time of this process in seconds: user and system time of all its threads.
 pub fn cpu_seconds() -> f64 {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+    thread::cpu_time_of_all().as_secs_f64()
 }
 
 /// CPU time of the programs, user and system: of those that ended and were waited for, and of these

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::messages;
 use crate::run::stats_file::StatsFile;
 use memfold_pager::{Control, LatencyCounts};
-use rustix::time::{ClockId, clock_gettime};
+use memfold_sys::thread::cpu_time;
 use samples::{Sample, Samples};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -114,11 +114,6 @@ struct Recorder {
     samples: Samples,
     began: Instant,
     before: LatencyCounts,
-}
-
-fn cpu_time() -> Duration {
-    let now = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
 impl Recorder {

@@ -158,7 +158,7 @@ fn children(process: i32) -> Vec<i32> {
         .collect()
 }
 
-/// Those that this thread started, in that order: their numbers may begin anew in between.
+/// Those that this thread started, in that order: PIDs wrap around.
 pub fn children_of_thread(process: i32, thread: i32) -> Vec<i32> {
     let list = fs::read_to_string(format!("/proc/{process}/task/{thread}/children"));
     let list = list.unwrap_or_default();

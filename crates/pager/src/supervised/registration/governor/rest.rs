@@ -7,8 +7,8 @@
 //! So the interval is no longer than a program takes to grow by what is tolerated above the limit, unless such looks
 //! would take more than 1/20 of a CPU.
 //!
-//! With many programs even that is much. There the governor asks first whether anybody had a CPU since the last look: where
-//! all CPUs were idle, no program grew by more than it can touch in some 10 ms, and the look waits
+//! With many programs even that is much. There the governor first reads the idle time of all CPUs: if they were idle since
+//! the last look, no program grew by more than it can touch in some 10 ms, and the look waits
 //! ([`Rest::is_look_needed`]).
 
 use memfold_sys::machine::{Idle, OtherWork};
