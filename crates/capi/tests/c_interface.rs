@@ -10,7 +10,7 @@ use memfold_capi::{
 };
 use memfold_testing::store::{StoreServer, has_store, store_programs};
 use memfold_testing::{Random, skip};
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, c_void};
 
 /// Held by each test: what one maps and unmaps must not change where another one's regions lie.
 static ADDRESSES: Mutex<()> = Mutex::new(());
@@ -35,21 +35,33 @@ fn a_child_advises_on_its_own_regions() {
         };
         let parents = limit();
         // Enough that stacks and heaps of the child's threads do not fill their place.
-        let starts: Vec<_> = (0..512).map(|_| map(parents, PART)).collect();
-        // Keeps the child's large reservations, which lie lower, out of their place.
+        let starts: Vec<_> = (0..64).map(|_| map(parents, PART)).collect();
         let lowest = *starts.iter().min().unwrap();
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-        // A sanitizer's heap may fill what lies next to them.
-        let anchor = (1..=16 * PART / 4096)
-            .map(|pages| lowest.byte_sub(pages * 4096))
-            .map(|at| libc::mmap(at, 4096, libc::PROT_NONE, flags, -1, 0))
-            .find(|at| *at != libc::MAP_FAILED)
-            .expect("room below the regions");
+        let anywhere = std::ptr::null_mut::<c_void>();
+        let reserve = |at: *mut c_void, bytes| {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            let fixed = libc::MAP_FIXED_NOREPLACE * i32::from(!at.is_null());
+            libc::mmap(at, bytes, libc::PROT_NONE, flags | fixed, -1, 0)
+        };
         let child = libc::fork();
         if child == 0 {
             let run = || {
+                // Held while the rest above is filled: the kernel takes the highest room.
+                for start in &starts {
+                    assert_eq!(reserve(*start, PART), *start, "free in a child");
+                }
                 let own = limit();
-                let covering = (0..256).map(|_| map(own, 4 * PART)).find(|start| {
+                for bits in (23..46).rev() {
+                    let fill = || Some(reserve(anywhere, 1 << bits));
+                    let below =
+                        std::iter::from_fn(fill).find(|at| *at < lowest || *at == libc::MAP_FAILED);
+                    // (Unmapping what was not mapped is refused.)
+                    libc::munmap(below.expect("an end"), 1 << bits);
+                }
+                for start in &starts {
+                    assert_eq!(libc::munmap(*start, PART), 0);
+                }
+                let covering = (0..8).map(|_| map(own, 4 * PART)).find(|start| {
                     let range = *start..start.byte_add(4 * PART);
                     starts.iter().filter(|start| range.contains(*start)).count() > 1
                 });
@@ -73,7 +85,6 @@ fn a_child_advises_on_its_own_regions() {
             "no region of the child's lies over two of its parent's"
         );
         assert_eq!(code, 0, "taken for a region of the parent's?");
-        assert_eq!(libc::munmap(anchor, 4096), 0);
         for start in starts {
             assert_eq!(memfold_unmap(start), 0);
         }
