@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Writes an OCI bundle in which one command runs as in a default container of Docker or Podman.
 
-    bundle.py FOLDER --profile seccomp.json --rootfs ROOT [--user UID] [--memory BYTES] -- COMMAND...
+    bundle.py FOLDER --profile seccomp.json --rootfs ROOT [--user UID] [--group GID] [--memory BYTES] -- COMMAND...
 
 The capabilities are the fourteen that Docker leaves by default, or none for another user than root; the seccomp
 profile is the one given, as containers-common ships it; the only device beyond the usual ones is /dev/userfaultfd,
-as by `docker run --device /dev/userfaultfd`. The root filesystem is read-only, with a /tmp and a /run of its own.
+as by `docker run --device /dev/userfaultfd`, open to all, or to a group which the command's user is in besides, as in a
+pod of Kubernetes. The root filesystem is read-only, with a /tmp and a /run of its own.
 """
 
 import argparse
@@ -75,7 +76,11 @@ def bundle(options):
         "ociVersion": "1.0.0",
         "process": {
             "terminal": False,
-            "user": {"uid": options.user, "gid": options.user},
+            "user": {
+                "uid": options.user,
+                "gid": options.user,
+                "additionalGids": [options.group] if options.group else [],
+            },
             "args": options.command,
             "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/tmp"],
             "cwd": "/",
@@ -107,9 +112,9 @@ def bundle(options):
                     "type": "c",
                     "major": os.major(device.st_rdev),
                     "minor": os.minor(device.st_rdev),
-                    "fileMode": 0o666,
+                    "fileMode": 0o660 if options.group else 0o666,
                     "uid": 0,
-                    "gid": 0,
+                    "gid": options.group or 0,
                 }
             ],
             "resources": resources,
@@ -126,6 +131,7 @@ def main():
     parser.add_argument("--profile", required=True)
     parser.add_argument("--rootfs", required=True)
     parser.add_argument("--user", type=int, default=0)
+    parser.add_argument("--group", type=int)
     parser.add_argument("--memory", type=int)
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()

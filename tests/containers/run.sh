@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs a command in a container as Docker or Podman make them by default, beside whatever else runs here.
 #
-#   run.sh PROFILE [--user UID] [--memory BYTES] -- COMMAND...
+#   run.sh PROFILE [--user UID] [--group GID] [--memory BYTES] -- COMMAND...
 #
 # PROFILE is the seccomp profile of containers-common. The root filesystem is the host's, read-only. As root.
 set -eu

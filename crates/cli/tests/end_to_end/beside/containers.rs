@@ -150,9 +150,15 @@ fn a_tree_of_forks_is_managed_in_a_default_container() {
     let dynamic = stage.program(&dynamic, "forktree");
     let fixed = compiled("forktree-static", &["forktree.c"], &["-static"]);
     let fixed = stage.program(&fixed, "forktree-static");
-    let user = STRANGER.to_string();
-    let user = ["--user", &user];
-    for (options, program) in [(&user[..], &dynamic), (&[], &dynamic), (&user, &fixed)] {
+    let (user, group) = (STRANGER.to_string(), DEVICE_GROUP.to_string());
+    // The device of a group: no more than a pod of the standard `restricted` has.
+    let user = ["--user", &user, "--group", &group];
+    for (options, program) in [
+        (&user[..2], &dynamic),
+        (&[], &dynamic),
+        (&user, &dynamic),
+        (&user, &fixed),
+    ] {
         let script = format!(
             "memfold doctor && memfold run --resident 16M --stats - -- {} 24 count",
             program.display()
