@@ -251,7 +251,7 @@ fn forks() -> Check {
             "prepared by the programs' library (no capability needed)",
         );
     }
-    let remedy = "sudo setcap cap_sys_ptrace=ep \"$(command -v memfold)\"";
+    let remedy = remedy::ptrace_remedy(place::place());
     if cfg!(target_arch = "x86_64") {
         return Check::missing(
             NAME,

@@ -36,6 +36,38 @@ pub(super) fn device_remedy(place: Place, error: Errno) -> String {
     remedy(place, error, device)
 }
 
+/// What gives memfold the capability `CAP_SYS_PTRACE`.
+pub(super) fn ptrace_remedy(place: Place) -> String {
+    const AS_ROOT: &str = "as root of a container that is not rootless";
+    const BY_FILE: &str = "sudo setcap cap_sys_ptrace=ep \"$(command -v memfold)\"";
+    match place {
+        Place::Host | Place::GitHub => BY_FILE.to_owned(),
+        Place::GitLab | Place::Slurm | Place::Batch => {
+            format!("ask the administrator of the machine for: {BY_FILE}")
+        }
+        Place::Apptainer => format!(
+            "ask the administrator of the machine for: {BY_FILE}, and run it on the host {RECIPES}"
+        ),
+        Place::Kubernetes => {
+            format!(
+                "in the container's securityContext: capabilities: {{ add: [SYS_PTRACE] }}, and runAsUser: 0 {RECIPES}"
+            )
+        }
+        Place::Docker => format!("{AS_ROOT}: docker run --cap-add SYS_PTRACE … {RECIPES}"),
+        Place::Podman => format!("{AS_ROOT}: podman run --cap-add SYS_PTRACE … {RECIPES}"),
+        Place::Container => {
+            format!("{AS_ROOT}: the option --cap-add SYS_PTRACE, or its engine's like {RECIPES}")
+        }
+        Place::GitHubContainer => format!(
+            "in the workflow, at the job's container: options: --cap-add SYS_PTRACE --user 0 {RECIPES}"
+        ),
+        Place::GitLabContainer => format!(
+            "in the runner's config.toml, under [runners.docker]: cap_add = [\"SYS_PTRACE\"], and an image whose user is root \
+             {RECIPES}"
+        ),
+    }
+}
+
 /// Whether a kernel has the device, whatever of it is in this `/dev`: by its list of devices, and by its release.
 fn has_device(misc: &str, release: &str) -> bool {
     let mut names = misc
@@ -348,6 +380,29 @@ mod tests {
             let unknown = remedy(Place::Kubernetes, EACCES, Some(device));
             assert!(unknown.contains("supplementalGroups: [GID]"));
             assert!(unknown.contains("device_ownership_from_security_context"));
+        }
+    }
+
+    #[test]
+    fn a_file_capability_is_not_asked_of_who_is_in_a_container() {
+        for (place, part) in [
+            (Place::Host, "sudo setcap"),
+            (Place::GitHub, "sudo setcap"),
+            (Place::Slurm, "ask the administrator"),
+            (Place::Apptainer, "on the host"),
+            (Place::Docker, "docker run --cap-add SYS_PTRACE"),
+            (Place::Podman, "podman run --cap-add SYS_PTRACE"),
+            (Place::Container, "the option --cap-add SYS_PTRACE"),
+            (Place::Kubernetes, "add: [SYS_PTRACE]"),
+            (Place::GitHubContainer, "options: --cap-add SYS_PTRACE"),
+            (Place::GitLabContainer, "cap_add = [\"SYS_PTRACE\"]"),
+        ] {
+            let text = ptrace_remedy(place);
+            assert!(text.contains(part), "{text}");
+            assert!(
+                !(text.contains("setcap") && text.contains("SYS_PTRACE")),
+                "{text}"
+            );
         }
     }
 
