@@ -1,6 +1,9 @@
 //! Programs that no loader brings the library into: they are attached while they run.
 
-use crate::support::{Limits, MIB, Outcome, Program, compiled, memfold, source};
+use super::containers::assert_paged_out;
+use crate::support::{
+    Limits, MIB, Outcome, Program, STRANGER, Stage, compiled, memfold, skip, source,
+};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -79,6 +82,42 @@ fn a_go_program_is_held() {
         assert_held(&outcome, 32 * MIB);
         assert_eq!(outcome.text(), "heap ok\n");
     }
+}
+
+/// The kernel reports no forks to its user, and code of Go's linker is known to fork in one way.
+#[test]
+fn without_a_capability_attach_takes_programs_of_gos_linker_alone() {
+    beside!(&["cc", "go", "setpriv", "unshare"]);
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+    if scope.is_ok_and(|scope| scope.trim() != "0") {
+        skip("kernel.yama.ptrace_scope = 0");
+        return;
+    }
+    let stage = Stage::new();
+    stage.program(&go_heap(), "heap");
+    stage.program(&compiled("verify", &["verify.c"], &[]), "verify");
+    let as_stranger = |program: &str| {
+        let attach = "./memfold attach $! -q --resident 24M --stats -; status=$?";
+        stage.run(&format!(
+            "exec setpriv --reuid {STRANGER} --regid {STRANGER} --clear-groups \
+             sh -c '{program} & {attach}; kill $! 2> /dev/null; exit $status'"
+        ))
+    };
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let held = as_stranger("./heap 64 40");
+    let (out, errors) = (text(&held.stdout), text(&held.stderr));
+    assert_eq!(held.status.code(), Some(0), "{errors}");
+    assert!(out.contains("heap ok\n"), "{out}");
+    assert_paged_out(&out);
+    let refused = as_stranger("./verify 64 100000 /tmp/results");
+    let errors = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(125), "{errors}");
+    let lines = errors.lines().count();
+    assert!(
+        lines == 1 && errors.contains("would not see it fork"),
+        "{errors}"
+    );
+    assert!(errors.contains("CAP_SYS_PTRACE"), "{errors}");
 }
 
 /// A program of Go's linker, which needs no C library.
