@@ -24,14 +24,18 @@ end() {
     kill -KILL -1 2> /dev/null || true
     sleep 1
     find /sys/fs/cgroup -depth -type d -path "*/$name*" -exec rmdir {} + 2> /dev/null || true
-    umount -R -l /var/lib/kubelet /run || true
+    umount -R -l /var/lib/kubelet /var/lib/cni /var/log /run || true
+    # Of no use to anything else, if they are empty.
+    rmdir /var/lib/kubelet /var/lib/cni 2> /dev/null || true
     if [ -n "${KEEP:-}" ]; then echo "kept: $work" >&2; else rm -rf "$work"; fi
     exit "$status"
 }
 trap end EXIT
 
 # Folders that these programs have for themselves, and a device of the group that a package's rule would give it.
-mkdir -p /var/lib/kubelet "$work/kubelet"
+mkdir -p /var/lib/kubelet /var/lib/cni "$work/kubelet"
+mount -t tmpfs logs /var/log
+mount -t tmpfs networks /var/lib/cni
 mount --bind "$work/kubelet" /var/lib/kubelet
 mount --make-rshared /var/lib/kubelet
 mount -t tmpfs -o mode=755 run /run
