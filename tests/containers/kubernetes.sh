@@ -16,7 +16,7 @@ binaries="$(realpath "$1")" program="$2"
 shift 2
 export PATH="$binaries:$PATH"
 manifests="$here/../../packaging/kubernetes"
-name="memfold-tests-$$"
+name="memfold-tests-$(od -An -N4 -tx4 /dev/urandom | tr -d ' ')"
 work="$(mktemp -d /var/tmp/memfold-XXXXXX)"
 end() {
     status=$?
