@@ -114,6 +114,15 @@ pub fn is_alive(process: i32) -> bool {
     start_time(process).is_some()
 }
 
+/// Whether a thread of it runs, or would if it had a CPU.
+pub fn is_runnable(process: i32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{process}/task"));
+    let ids = threads.into_iter().flatten().flatten();
+    let mut ids = ids.filter_map(|thread| thread.file_name().to_str()?.parse().ok());
+    // `/proc` has threads by their IDs, too, though it does not list them.
+    ids.any(|id| stat(id).is_some_and(|fields| fields[0] == "R"))
+}
+
 /// Waits until a process that was sent `SIGSTOP` has stopped.
 pub fn wait_until_stopped(process: i32) {
     let deadline = Instant::now() + Duration::from_secs(10);
