@@ -53,10 +53,9 @@ pub(super) fn ptrace_remedy(place: Place) -> String {
                 "in the container's securityContext: capabilities: {{ add: [SYS_PTRACE] }}, and runAsUser: 0 {RECIPES}"
             )
         }
-        Place::Docker => format!("{AS_ROOT}: docker run --cap-add SYS_PTRACE … {RECIPES}"),
-        Place::Podman => format!("{AS_ROOT}: podman run --cap-add SYS_PTRACE … {RECIPES}"),
-        Place::Container => {
-            format!("{AS_ROOT}: the option --cap-add SYS_PTRACE, or its engine's like {RECIPES}")
+        Place::Docker | Place::Podman | Place::Container => {
+            let option = with_option(place, "--cap-add SYS_PTRACE");
+            format!("{AS_ROOT}: {option} {RECIPES}")
         }
         Place::GitHubContainer => format!(
             "in the workflow, at the job's container: options: --cap-add SYS_PTRACE --user 0 {RECIPES}"
@@ -224,10 +223,14 @@ fn in_pod(device: Option<Device>) -> String {
 
 /// The option that starts a container with the device, in its engine's words.
 fn with_device(place: Place, more: &str) -> String {
+    with_option(place, &format!("--device {DEVICE}{more}"))
+}
+
+fn with_option(place: Place, option: &str) -> String {
     match place {
-        Place::Podman => format!("podman run --device {DEVICE}{more} …"),
-        Place::Docker => format!("docker run --device {DEVICE}{more} …"),
-        _ => format!("the option --device {DEVICE}{more}, or its engine's like"),
+        Place::Podman => format!("podman run {option} …"),
+        Place::Docker => format!("docker run {option} …"),
+        _ => format!("the option {option}, or its engine's like"),
     }
 }
 
