@@ -1,6 +1,6 @@
 //! `memfold attach` and `memfold detach`: a program that runs already comes under a limit, and goes its way again.
 
-use crate::support::{STRANGER, Stage, compiled, memfold, rounds, short_or_long, source, torture};
+use crate::support::{Stage, compiled, memfold, rounds, short_or_long, source, torture};
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -202,6 +202,16 @@ pub(super) fn detach(pid: u32) -> Output {
 
 pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// It attached nothing, and says why in one line.
+pub(super) fn assert_refused(output: &Output, why: &str) {
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(125), "{errors}");
+    assert!(
+        errors.contains(why) && errors.lines().count() == 1,
+        "{errors}"
+    );
 }
 
 pub(super) fn assert_ended_well(mut attach: Child) {
@@ -489,26 +499,16 @@ fn what_cannot_be_attached_is_said_in_one_line() {
     let verify = Verify::start();
     let first = attach(verify.pid());
     wait_until("it is under the limit", || verify.resident() < 24 << 20);
-    let refused = |output: Output, why: &str| {
-        let errors = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(125), "{errors}");
-        assert!(
-            errors.contains(why) && errors.lines().count() == 1,
-            "{errors}"
-        );
-    };
     let again = attach(verify.pid()).wait_with_output().expect("it ends");
-    refused(again, "memfold's library is in it already");
+    assert_refused(&again, "memfold's library is in it already");
     let none = attach(i32::MAX as u32).wait_with_output();
-    refused(none.expect("it ends"), "is it the PID of a process?");
+    assert_refused(&none.expect("it ends"), "is it the PID of a process?");
     let thread = attach(2).wait_with_output();
-    refused(thread.expect("it ends"), "cannot attach process 2");
+    assert_refused(&thread.expect("it ends"), "cannot attach process 2");
     let stage = Stage::new();
     let own = std::process::id();
-    let by_stranger = stage.run(&format!(
-        "setpriv --reuid {STRANGER} --regid {STRANGER} --clear-groups ./memfold attach {own}"
-    ));
-    refused(by_stranger, &format!("cannot attach process {own}"));
+    let by_stranger = stage.run_as_stranger(&format!("./memfold attach {own}"));
+    assert_refused(&by_stranger, &format!("cannot attach process {own}"));
     let output = detach(1);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     assert_eq!(detach(verify.pid()).status.code(), Some(0));

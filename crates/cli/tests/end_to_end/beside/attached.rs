@@ -1,9 +1,8 @@
 //! Programs that no loader brings the library into: they are attached while they run.
 
-use super::containers::assert_paged_out;
-use crate::support::{
-    Limits, MIB, Outcome, Program, STRANGER, Stage, compiled, memfold, skip, source,
-};
+use super::attach::assert_refused;
+use super::containers::{assert_paged_out, printed};
+use crate::support::{Limits, MIB, Outcome, Program, Stage, compiled, memfold, skip, source};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -98,26 +97,17 @@ fn without_a_capability_attach_takes_programs_of_gos_linker_alone() {
     stage.program(&compiled("verify", &["verify.c"], &[]), "verify");
     let as_stranger = |program: &str| {
         let attach = "./memfold attach $! -q --resident 24M --stats -; status=$?";
-        stage.run(&format!(
-            "exec setpriv --reuid {STRANGER} --regid {STRANGER} --clear-groups \
-             sh -c '{program} & {attach}; kill $! 2> /dev/null; exit $status'"
+        stage.run_as_stranger(&format!(
+            "sh -c '{program} & {attach}; kill $! 2> /dev/null; exit $status'"
         ))
     };
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let held = as_stranger("./heap 64 40");
-    let (out, errors) = (text(&held.stdout), text(&held.stderr));
-    assert_eq!(held.status.code(), Some(0), "{errors}");
+    let out = printed(&as_stranger("./heap 64 40"));
     assert!(out.contains("heap ok\n"), "{out}");
     assert_paged_out(&out);
     let refused = as_stranger("./verify 64 100000 /tmp/results");
-    let errors = text(&refused.stderr);
-    assert_eq!(refused.status.code(), Some(125), "{errors}");
-    let lines = errors.lines().count();
-    assert!(
-        lines == 1 && errors.contains("would not see it fork"),
-        "{errors}"
-    );
-    assert!(errors.contains("CAP_SYS_PTRACE"), "{errors}");
+    for part in ["would not see it fork", "CAP_SYS_PTRACE"] {
+        assert_refused(&refused, part);
+    }
 }
 
 /// A program of Go's linker, which needs no C library.

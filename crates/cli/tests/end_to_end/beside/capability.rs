@@ -1,7 +1,7 @@
 //! A memfold with a file capability, which its user has not.
 
-use crate::support::{STRANGER, Stage, compiled};
-use std::process::{Command, Output, Stdio};
+use crate::support::{Stage, compiled};
+use std::process::{Command, Stdio};
 
 const TOOLS: [&str; 3] = ["setpriv", "unshare", "setcap"];
 
@@ -9,12 +9,6 @@ fn prepared() -> Stage {
     let stage = Stage::new();
     stage.set_capability();
     stage
-}
-
-fn as_stranger(stage: &Stage, command: &str) -> Output {
-    stage.run(&format!(
-        "setpriv --reuid {STRANGER} --regid {STRANGER} --clear-groups {command}"
-    ))
 }
 
 #[test]
@@ -28,14 +22,11 @@ fn a_program_has_its_whole_environment_and_no_capability() {
         "LOCPATH=/no/locales",
         "MALLOC_ARENA_MAX=1",
     ];
-    let output = as_stranger(
-        &stage,
-        &format!(
-            "env {} LD_PRELOAD=/no/such.so ./memfold run --limit 64M -- \
+    let output = stage.run_as_stranger(&format!(
+        "env {} LD_PRELOAD=/no/such.so ./memfold run --limit 64M -- \
              sh -c 'env; grep ^Cap /proc/self/status'",
-            variables.join(" ")
-        ),
-    );
+        variables.join(" ")
+    ));
     let text = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
@@ -65,10 +56,8 @@ fn a_set_user_id_program_is_not_attached_by_the_capability() {
     let program = compiled("naps", &["naps.c"], &["-static"]);
     stage.program(&program, "naps");
     stage.allow("naps", 0o4755);
-    let output = as_stranger(
-        &stage,
-        "./memfold run --limit 64M --stats - -- sh -c './naps 2; true'",
-    );
+    let output =
+        stage.run_as_stranger("./memfold run --limit 64M --stats - -- sh -c './naps 2; true'");
     let text = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}{errors}");
@@ -99,13 +88,13 @@ fn a_user_reaches_no_file_by_the_capability() {
         format!("--swap-size 1M --swap-file {folder}"),
     ] {
         let command = format!("./memfold run --limit 64M {option} -- echo started");
-        let output = as_stranger(&stage, &command);
+        let output = stage.run_as_stranger(&command);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(125), "{option}: {errors}");
         assert!(errors.contains("ermission denied"), "{option}: {errors}");
         assert!(output.stdout.is_empty(), "{option}");
     }
-    let output = as_stranger(&stage, &format!("./memfold run --limit 64M -- {folder}/x"));
+    let output = stage.run_as_stranger(&format!("./memfold run --limit 64M -- {folder}/x"));
     assert_eq!(output.status.code(), Some(126), "a program there");
     sleeping.kill().expect("it is killed");
     sleeping.wait().expect("it ends");
@@ -132,7 +121,7 @@ fn programs_and_their_children_are_managed_by_the_capability() {
     stage.allow("forks.py", 0o644);
     let command =
         "./memfold run --resident 20M --stats /dev/stderr --quiet -- /usr/bin/env python3 forks.py";
-    let output = as_stranger(&stage, command);
+    let output = stage.run_as_stranger(command);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
     assert_eq!(
@@ -155,7 +144,7 @@ fn the_capability_reads_only_what_the_user_may_write() {
     stage.program(&program, "uninvited");
     for mode in ["foreign", "claim 32", "rubbish"] {
         let command = format!("./memfold run --resident 16M --quiet -- ./uninvited {mode}");
-        let output = as_stranger(&stage, &command);
+        let output = stage.run_as_stranger(&command);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{mode}: {errors}");
         let said = String::from_utf8_lossy(&output.stdout);
@@ -173,7 +162,7 @@ fn what_executes_a_setuid_program_before_its_hello_is_not_read() {
     stage.program(&program, "trusted");
     stage.allow("trusted", 0o4755);
     let command = "./memfold run --resident 16M -- ./uninvited exchanged ./trusted";
-    let output = as_stranger(&stage, command);
+    let output = stage.run_as_stranger(command);
     let errors = String::from_utf8_lossy(&output.stderr);
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(said, "not welcomed\nnothing was read\n", "{errors}");

@@ -92,4 +92,11 @@ impl Stage {
             .output()
             .expect("unshare runs")
     }
+
+    /// The same, of a command that [`STRANGER`] executes.
+    pub fn run_as_stranger(&self, command: &str) -> Output {
+        self.run(&format!(
+            "setpriv --reuid {STRANGER} --regid {STRANGER} --clear-groups {command}"
+        ))
+    }
 }

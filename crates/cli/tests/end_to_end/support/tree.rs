@@ -116,11 +116,9 @@ pub fn is_alive(process: i32) -> bool {
 
 /// Whether a thread of it runs, or would if it had a CPU.
 pub fn is_runnable(process: i32) -> bool {
-    let threads = fs::read_dir(format!("/proc/{process}/task"));
-    let ids = threads.into_iter().flatten().flatten();
-    let mut ids = ids.filter_map(|thread| thread.file_name().to_str()?.parse().ok());
     // `/proc` has threads by their IDs, too, though it does not list them.
-    ids.any(|id| stat(id).is_some_and(|fields| fields[0] == "R"))
+    let is_running = |thread: &i32| stat(*thread).is_some_and(|fields| fields[0] == "R");
+    threads(process).iter().any(is_running)
 }
 
 /// Waits until a process that was sent `SIGSTOP` has stopped.
@@ -156,13 +154,17 @@ fn start_time(process: i32) -> Option<u64> {
     fields.get(19)?.parse().ok()
 }
 
+/// The IDs of its threads; none if it has ended.
+fn threads(process: i32) -> Vec<i32> {
+    let entries = fs::read_dir(format!("/proc/{process}/task"));
+    let entries = entries.into_iter().flatten().flatten();
+    let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    ids.collect()
+}
+
 fn children(process: i32) -> Vec<i32> {
-    let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else {
-        return Vec::new();
-    };
-    let threads = threads.flatten();
-    let numbers = threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok());
-    numbers
+    let threads = threads(process).into_iter();
+    threads
         .flat_map(|thread| children_of_thread(process, thread))
         .collect()
 }
