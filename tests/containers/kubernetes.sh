@@ -5,7 +5,7 @@
 #
 # FOLDER has what kubernetes-build.sh put there. FILEs, memfold among them, are in the image, in /usr/bin; PROGRAM is words
 # split at spaces. The output of the pod is printed, and its exit code is this script's. Wants etcd-server, containerd, runc,
-# containernetworking-plugins, podman, crun, openssl, iptables.
+# containernetworking-plugins, podman, crun, openssl, iptables. With KEEP=1 the logs stay.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 if [ -z "${MEMFOLD_OWN_MOUNTS:-}" ]; then
@@ -64,7 +64,7 @@ until_true() {
         if [ $tries = 0 ]; then
             echo "kubernetes.sh: $what did not come; the ends of the logs:" >&2
             kubectl get events -A --field-selector type=Warning >&2 || true
-        tail -n 5 "$work"/*.log >&2
+            tail -n 5 "$work"/*.log >&2
             exit 1
         fi
         sleep 0.2
@@ -148,8 +148,7 @@ has_device() {
 until_true "the device of the plug-in" has_device
 kubectl create namespace strict > /dev/null
 kubectl label namespace strict pod-security.kubernetes.io/enforce=restricted > /dev/null
-has_account() { kubectl -n strict get serviceaccount default; }
-until_true "the service account" has_account
+until_true "the service account" kubectl -n strict get serviceaccount default
 command="$(printf ', "%s"' --stats - -- $program)"
 sed -e 's#image: IMAGE#image: localhost/memfold-tests:worker\n      imagePullPolicy: Never#' -e "s#, --, ./program\]#$command]#" \
     -e "s#memory: 2Gi#memory: 128Mi#" "$manifests/worker.yaml" | kubectl -n strict apply -f - > /dev/null
