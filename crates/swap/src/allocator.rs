@@ -154,7 +154,7 @@ impl<S: PageSource> SlotAllocator<S> {
         while taken < wanted && *next_index < CLUSTER_SLOTS {
             let slot = cluster.slot(*next_index);
             *next_index += 1;
-            if self.table.entry(slot).reserve(slot) {
+            if self.table.entry(slot).reserve() {
                 take(slot);
                 taken += 1;
             }

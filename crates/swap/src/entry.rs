@@ -8,8 +8,9 @@
 //! Pages in blocks share the state of recompressed pages and have the highest bit of the location
 //! set, which no location in the pool has.
 //!
-//! A change is a compare-and-swap of the whole entry from a checked value. An entry that is not as
-//! expected means that data of a page is about to be lost or mixed up with another's, so the change
+//! A change is a compare-and-swap of the whole entry from a checked value, but where an entry has one thread that may
+//! change it: free entries belong to the shard that holds their cluster, reserved ones to who reserved them. Those
+//! are checked, and stored. An entry that is not as expected means that data of a page is about to be lost or mixed up with another's, so the change
 //! panics, in release builds too, instead of spreading the damage. (An idea from the review of K.
 //! Song's swap table series of August 2025, as are clusters of entries.)
 
@@ -257,24 +258,26 @@ impl EntryCell {
             .map_err(Entry)
     }
 
-    /// Reserves the slot if it is free. Only the shard that holds the cluster may call this.
-    pub(crate) fn reserve(&self, slot: Slot) -> bool {
+    /// Reserves the slot if it is free. Only the shard that holds the cluster may call this: every other change starts
+    /// from an entry that is not free, so nothing changes it between the look and the store.
+    pub(crate) fn reserve(&self) -> bool {
         if self.0.load(Acquire) != FREE {
             return false;
         }
-        // Only this shard reserves slots of the cluster, and every other change starts from an
-        // entry that is not free.
-        if let Err(found) = self.change(Entry(FREE), Entry(RESERVED)) {
-            wrong_entry(slot, found, "reserving it");
-        }
+        // Relaxed: a reserved entry leads to no data.
+        self.0.store(RESERVED, Relaxed);
         true
     }
 
-    /// Makes a reserved slot a stored page with a count of 1.
+    /// Makes a reserved slot a stored page with a count of 1. Only who reserved it may call this, or
+    /// [`cancel`](Self::cancel) it: every other change starts from the entry of a page.
     pub(crate) fn publish(&self, slot: Slot, position: Position) {
-        if let Err(found) = self.change(Entry(RESERVED), Entry::stored(position)) {
+        let found = self.load();
+        if found.0 != RESERVED {
             wrong_entry(slot, found, "publishing it");
         }
+        // Release: what was written to the position happens before accesses by who loads the entry.
+        self.0.store(Entry::stored(position).0, Release);
     }
 
     /// Frees a reserved slot.

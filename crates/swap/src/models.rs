@@ -73,7 +73,7 @@ impl World {
     }
 
     fn store(&self) {
-        assert!(self.cell.reserve(SLOT));
+        assert!(self.cell.reserve());
         self.write(0, PAGE);
         self.cell.publish(SLOT, at(0));
     }
@@ -182,7 +182,7 @@ fn a_cancelled_store_was_never_there() {
         pair(
             &world,
             |w| {
-                assert!(w.cell.reserve(SLOT));
+                assert!(w.cell.reserve());
                 w.cell.cancel(SLOT);
             },
             |w| assert_eq!(w.cell.try_hold(SLOT, &w.overflow), None),

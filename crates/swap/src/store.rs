@@ -150,34 +150,63 @@ impl<S: PageSource> SwapSpace<S> {
         scratch: &mut Scratch,
     ) -> Result<Position, StoreError> {
         let mut no_room = None;
-        for kind in STORE_ORDER.into_iter().chain(self.outside) {
-            if self.outside.contains(&kind) && no_room.is_none() {
-                break;
-            }
-            let Some(tier) = &self.tiers[kind.index()] else {
-                continue;
-            };
-            let location = match tier.store(slot, page, scratch) {
-                Ok(Placed::Declined) => continue,
-                Ok(Placed::At(location)) => location,
-                Ok(Placed::WithAnnex(location, word)) => {
-                    self.keep_annex(slot, kind, location, word)?
-                }
-                Err(error @ StoreError::Pool(_)) => {
-                    no_room = Some(error);
-                    continue;
-                }
-                Err(error) if kind == self.outside[0] && self.has(self.outside[1]) => {
-                    no_room = Some(error);
-                    continue;
-                }
+        for kind in STORE_ORDER {
+            match self.offer(kind, slot, page, scratch) {
+                Ok(Some(position)) => return Ok(position),
+                Ok(None) => {}
+                Err(error @ StoreError::Pool(_)) => no_room = Some(error),
                 Err(error) => return Err(error),
-            };
-            return Ok(Position {
-                tier: kind,
-                location,
-            });
+            }
         }
-        Err(no_room.unwrap_or(StoreError::NoTier))
+        match no_room {
+            Some(error) => self.place_outside(slot, page, scratch, error),
+            None => Err(StoreError::NoTier),
+        }
+    }
+
+    /// Stores a page, for which the pool has no room, outside of memory.
+    #[cold]
+    fn place_outside(
+        &self,
+        slot: Slot,
+        page: &Page,
+        scratch: &mut Scratch,
+        mut no_room: StoreError,
+    ) -> Result<Position, StoreError> {
+        for kind in self.outside {
+            match self.offer(kind, slot, page, scratch) {
+                Ok(Some(position)) => return Ok(position),
+                Ok(None) => {}
+                Err(error) if kind == self.outside[0] && self.has(self.outside[1]) => {
+                    no_room = error;
+                }
+                Err(error @ StoreError::Pool(_)) => no_room = error,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(no_room)
+    }
+
+    /// Offers a page to a tier. `None` if there is no such tier, or if it declines the page.
+    #[inline]
+    fn offer(
+        &self,
+        kind: TierKind,
+        slot: Slot,
+        page: &Page,
+        scratch: &mut Scratch,
+    ) -> Result<Option<Position>, StoreError> {
+        let Some(tier) = &self.tiers[kind.index()] else {
+            return Ok(None);
+        };
+        let location = match tier.store(slot, page, scratch)? {
+            Placed::Declined => return Ok(None),
+            Placed::At(location) => location,
+            Placed::WithAnnex(location, word) => self.keep_annex(slot, kind, location, word)?,
+        };
+        Ok(Some(Position {
+            tier: kind,
+            location,
+        }))
     }
 }

@@ -124,11 +124,12 @@ pub fn run(options: &Options) -> Result<Report> {
         if run > 0 {
             alone.push(undisturbed.as_secs_f64() * 1e3);
         }
-        for ((_, variant), samples) in variants.iter().zip(&mut samples) {
+        for ((name, variant), samples) in variants.iter().zip(&mut samples) {
             let outcome = match (variant, &guardian) {
-                (Variant::Zram, Some(guardian)) => measure_zram(guardian, case)?,
-                _ => measure(*variant, case)?,
-            };
+                (Variant::Zram, Some(guardian)) => measure_zram(guardian, case),
+                _ => measure(*variant, case),
+            }
+            .with_context(|| format!("cannot measure {name}"))?;
             let Outcome {
                 newcomer,
                 gone,
