@@ -37,6 +37,10 @@ const WORTH_PAGES: u64 = 1024;
 const INTERVALS: [Duration; 2] = [Duration::from_millis(6), Duration::from_millis(100)];
 /// The interval in times of what a look takes, so that looks take a fiftieth of a CPU at most.
 const REST: u32 = 50;
+/// The shortest interval while no program does without a helper, nor may begin to: until there is room again, and for the
+/// looks at forked children, which are no more frequent. Each wake-up of an idle CPU costs it up to 50 µs.
+const UNNEEDED: Duration = Duration::from_millis(20);
+
 /// The programs that have no helper as yet.
 #[derive(Debug, Default)]
 pub(crate) struct WaitingPrograms {
@@ -168,7 +172,9 @@ impl LateStarts {
             }
             let need = self.need();
             self.forked.look(&self.group, &self.attacher, need);
-            std::thread::sleep(self.pause(time));
+            let is_needed = was_on || is_on || is_any_waiting || !self.has_any();
+            let shortest = if is_needed { Duration::ZERO } else { UNNEEDED };
+            std::thread::sleep(self.pause(time).max(shortest));
         }
     }
 
