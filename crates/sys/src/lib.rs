@@ -39,6 +39,8 @@ pub mod raw;
 pub mod uffd;
 
 #[cfg(feature = "std")]
+pub mod alarm;
+#[cfg(feature = "std")]
 pub mod deadline;
 #[cfg(feature = "std")]
 pub mod epoll;

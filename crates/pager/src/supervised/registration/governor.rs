@@ -15,6 +15,7 @@ use crate::supervised::space::AddressSpace;
 use crate::supervised::util::pace::Pace;
 use crate::sync::lock;
 use crate::time::Instant;
+use cpu_watch::CpuWatch;
 use memfold_sys::thread::{self, Standing};
 use messages::MessageService;
 use release::Releasing;
@@ -27,6 +28,7 @@ use traced::Tracing;
 use unregister::Unregistering;
 use waiting::Waiting;
 
+mod cpu_watch;
 mod messages;
 mod recall;
 mod release;
@@ -97,6 +99,7 @@ pub(crate) struct Governor {
     releasing: Releasing,
     tracing: Tracing,
     rest: Rest,
+    cpu_watch: CpuWatch,
     /// What a program waits for is under way, as of the last sample.
     is_awaited: bool,
     /// A program's messages are not listened to, as of the last sample.
@@ -125,6 +128,7 @@ impl Governor {
             releasing: Releasing::default(),
             tracing: Tracing::default(),
             rest: Rest::default(),
+            cpu_watch: CpuWatch::default(),
             is_awaited: false,
             is_any_unlistened: false,
             proactive: is_proactive.then(Proactive::new),
@@ -136,6 +140,11 @@ impl Governor {
         thread::set_timer_slack(50_000);
         // A late sample lets programs outgrow the limit before they are managed.
         thread::set_standing(thread::current_id(), Standing::Before);
+        let group = self.group.clone();
+        let alarm = group.resources.activity.alarm();
+        if let Err(error) = alarm.adopt() {
+            log::debug!("waits last to their end: {error}");
+        }
         let mut affinity = AffinityFollower::new();
         let mut last = Instant::now();
         let mut resting = None;
@@ -153,7 +162,9 @@ impl Governor {
             match resting {
                 Some(interval) => {
                     nap = nap.max(interval);
-                    self.group.resources.activity.wait(nap);
+                    if alarm.wait(nap) {
+                        self.rest.note_computing();
+                    }
                 }
                 None => crate::time::sleep(nap),
             }
@@ -162,6 +173,7 @@ impl Governor {
             longest.fetch_max(pause, Ordering::Relaxed);
             last = Instant::now();
         }
+        alarm.disown();
     }
 
     /// The interval to the next sample if all programs are at rest, after one that took so much CPU time. Below the
@@ -179,7 +191,9 @@ impl Governor {
         let limits = [limit.total_bytes, limit.resident_bytes];
         let tolerated = limits.into_iter().flatten().map(tolerance).min();
         let sizes = (group.resources.resident_bytes(), tolerated.unwrap_or(0));
-        self.rest.interval(is_busy, sizes, took)
+        let (watch, alarm) = (&mut self.cpu_watch, group.resources.activity.alarm());
+        let watch = |time| watch.set(&group.spaces(), alarm, time);
+        self.rest.interval(is_busy, sizes, took, watch)
     }
 
     /// Whether anything may have happened since the last sample, while all programs are at rest.

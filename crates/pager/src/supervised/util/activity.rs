@@ -1,14 +1,14 @@
 //! Whether programs are served, by which the governor sees that it may look less often.
 
-use crate::sync::Event;
+use memfold_sys::alarm::Alarm;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 /// Set by the handlers, and taken by the governor. The flag is a hint: its accesses are Relaxed.
 #[derive(Default)]
 pub(crate) struct Activity {
     seen: AtomicBool,
-    woken: Event,
+    /// For the governor, which waits.
+    alarm: Alarm,
 }
 
 impl Activity {
@@ -16,7 +16,7 @@ impl Activity {
     pub(crate) fn note(&self) {
         if !self.seen.load(Ordering::Relaxed) {
             self.seen.store(true, Ordering::Relaxed);
-            self.woken.notify();
+            self.alarm.ring();
         }
     }
 
@@ -30,8 +30,8 @@ impl Activity {
         self.seen.load(Ordering::Relaxed)
     }
 
-    /// Waits until any are, at most `timeout`.
-    pub(crate) fn wait(&self, timeout: Duration) {
-        self.woken.wait(timeout);
+    /// What the governor waits for.
+    pub(crate) fn alarm(&self) -> &Alarm {
+        &self.alarm
     }
 }

@@ -7,7 +7,10 @@
 //! So the interval is no longer than a program takes to grow by what is tolerated above the limit, unless such looks
 //! would take more than 1/20 of a CPU.
 //!
-//! With many programs even that is much. There the governor first reads the idle time of all CPUs: if they were idle since
+//! Few programs that take no CPU time are watched by timers on it instead, which end the wait (`cpu_watch.rs`). What
+//! shares a program's memory without being one of its threads is seen at the next look.
+//!
+//! With many programs even looks are much. There the governor first reads the idle time of all CPUs: if they were idle since
 //! the last look, no program grew by more than it can touch in some 10 ms, and the look waits
 //! ([`Rest::is_look_needed`]).
 
@@ -39,6 +42,8 @@ const AWAKENING: u64 = 8 << 20;
 pub(super) struct Rest {
     since: Instant,
     resident: u64,
+    /// When the programs last took CPU time while they were watched.
+    computed: Option<Instant>,
     /// CPU time of a look, averaged.
     cost: Duration,
     /// None where the kernel does not tell.
@@ -52,6 +57,7 @@ impl Default for Rest {
         Rest {
             since: Instant::now(),
             resident: 0,
+            computed: None,
             cost: Duration::ZERO,
             others: OtherWork::open().ok(),
             idle: None,
@@ -68,13 +74,20 @@ impl Rest {
         is_due(idle.elapsed(), *interval, others.none_since(idle))
     }
 
+    /// A wait ended early: programs that are not busy take CPU time, and would end each of many waits.
+    pub(super) fn note_computing(&mut self) {
+        self.computed = Some(Instant::now());
+    }
+
     /// The interval to the next look, if the programs are at rest after one that took so much CPU time. `is_busy`: a
-    /// program was served, or something is under way. `tolerated`: bytes above the limit.
+    /// program was served, or something is under way. `tolerated`: bytes above the limit. `watch` has the wait end once
+    /// programs have taken so much CPU time, if it can.
     pub(super) fn interval(
         &mut self,
         is_busy: bool,
         (resident, tolerated): (u64, u64),
         took: Duration,
+        watch: impl FnOnce(Duration) -> bool,
     ) -> Option<Duration> {
         self.cost = (self.cost * 7 + took) / 8;
         if is_busy || resident != self.resident {
@@ -86,6 +99,9 @@ impl Rest {
             return None;
         }
         let harmless = Duration::from_nanos((tolerated + AWAKENING) / TOUCHED);
+        if self.computed.is_none_or(|at| at.elapsed() >= QUIET) && watch(harmless) {
+            return Some(LONGEST);
+        }
         let within = harmless.max(self.cost * REST_WITHIN_TOLERANCE);
         let interval = (self.cost * REST).min(within).min(LONGEST);
         if interval <= harmless {
@@ -108,11 +124,14 @@ mod tests {
 
     const MUCH: u64 = 1 << 30;
     const MILLISECOND: Duration = Duration::from_millis(1);
+    /// Programs that cannot be watched.
+    const CANNOT: fn(Duration) -> bool = |_| false;
 
     fn rest_after(time: Duration) -> Rest {
         Rest {
             since: Instant::now().checked_sub(time).expect("some uptime"),
             resident: 7,
+            computed: None,
             cost: Duration::ZERO,
             others: None,
             idle: None,
@@ -122,20 +141,51 @@ mod tests {
     #[test]
     fn programs_are_at_rest_once_nothing_has_changed_for_a_while() {
         let mut rest = rest_after(QUIET / 2);
-        assert_eq!(rest.interval(false, (7, MUCH), MILLISECOND), None);
+        assert_eq!(rest.interval(false, (7, MUCH), MILLISECOND, CANNOT), None);
         for (is_busy, resident) in [(true, 7), (false, 8)] {
             let mut rest = rest_after(QUIET);
-            assert!(rest.interval(false, (7, MUCH), MILLISECOND).is_some());
-            assert_eq!(rest.interval(is_busy, (resident, MUCH), MILLISECOND), None);
-            assert_eq!(rest.interval(false, (resident, MUCH), MILLISECOND), None);
+            assert!(
+                rest.interval(false, (7, MUCH), MILLISECOND, CANNOT)
+                    .is_some()
+            );
+            assert_eq!(
+                rest.interval(is_busy, (resident, MUCH), MILLISECOND, CANNOT),
+                None
+            );
+            assert_eq!(
+                rest.interval(false, (resident, MUCH), MILLISECOND, CANNOT),
+                None
+            );
         }
+    }
+
+    #[test]
+    fn programs_that_are_watched_are_looked_at_rarely() {
+        let mut rest = rest_after(QUIET);
+        let mut asked = Duration::ZERO;
+        let watch = |time| {
+            asked = time;
+            true
+        };
+        let tolerated = 4 << 20;
+        let interval = rest.interval(false, (7, tolerated), MILLISECOND, watch);
+        assert_eq!(interval, Some(LONGEST));
+        assert!(rest.is_look_needed(), "it may have been the timer");
+        let touched = asked.as_nanos() as u64 * TOUCHED;
+        assert_eq!(touched, tolerated + AWAKENING);
+        let watch = |_| unreachable!("programs that do something are sampled");
+        rest.note_computing();
+        let interval = rest.interval(false, (7, tolerated), MILLISECOND, watch);
+        assert!(interval.is_some_and(|interval| interval < LONGEST));
+        let mut busy = rest_after(QUIET);
+        assert_eq!(busy.interval(true, (7, MUCH), MILLISECOND, watch), None);
     }
 
     #[test]
     fn looks_at_many_programs_are_fewer_but_not_rare() {
         let interval = |took: Duration, tolerated: u64| {
             let mut rest = rest_after(QUIET);
-            let intervals = (0..50).map(|_| rest.interval(false, (7, tolerated), took));
+            let intervals = (0..50).map(|_| rest.interval(false, (7, tolerated), took, CANNOT));
             intervals.last().flatten().expect("at rest")
         };
         let few = interval(MILLISECOND / 50, MUCH);
@@ -159,7 +209,7 @@ mod tests {
                 others: OtherWork::open().ok(),
                 ..rest_after(QUIET)
             };
-            let intervals = (0..50).map(|_| rest.interval(false, (7, 4 << 20), took));
+            let intervals = (0..50).map(|_| rest.interval(false, (7, 4 << 20), took, CANNOT));
             let interval = intervals.last().flatten().expect("at rest");
             (rest, interval)
         };
