@@ -206,6 +206,10 @@ impl Group {
             .write()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         spaces.insert(space.id, space);
+        drop(spaces);
+        // It grows without a message until it is managed.
+        #[cfg(not(simulated))]
+        self.resources.activity.note();
     }
 
     /// Forgets an address space that no process came to.

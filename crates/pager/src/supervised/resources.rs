@@ -184,7 +184,9 @@ impl Resources {
     /// Notes the resident pages of programs that have no helper as yet.
     #[cfg(not(simulated))]
     pub(crate) fn set_waiting_pages(&self, pages: u64) {
-        self.waiting_pages.store(pages, Ordering::Relaxed);
+        if self.waiting_pages.swap(pages, Ordering::Relaxed) < pages {
+            self.activity.note();
+        }
     }
 
     /// Resident anonymous bytes of all programs. Pages shared by forks count once.

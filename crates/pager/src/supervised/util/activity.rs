@@ -1,9 +1,9 @@
-//! Whether programs are served, by which the governor sees that it may look less often.
+//! Whether programs are served, start or grow without a helper, by which the governor sees that it may look less often.
 
 use memfold_sys::alarm::Alarm;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Set by the handlers, and taken by the governor. The flag is a hint: its accesses are Relaxed.
+/// Set by the handlers, and where programs come or grow; taken by the governor. The flag is a hint: its accesses are Relaxed.
 #[derive(Default)]
 pub(crate) struct Activity {
     seen: AtomicBool,
@@ -12,7 +12,7 @@ pub(crate) struct Activity {
 }
 
 impl Activity {
-    /// A program's messages are about to be read.
+    /// A program's messages are about to be read, or what the governor samples has grown.
     pub(crate) fn note(&self) {
         if !self.seen.load(Ordering::Relaxed) {
             self.seen.store(true, Ordering::Relaxed);
