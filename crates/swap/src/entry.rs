@@ -8,11 +8,11 @@
 //! Pages in blocks share the state of recompressed pages and have the highest bit of the location
 //! set, which no location in the pool has.
 //!
-//! A change is a compare-and-swap of the whole entry from a checked value, but where an entry has one thread that may
-//! change it: free entries belong to the shard that holds their cluster, reserved ones to who reserved them. Those
-//! are checked, and stored. An entry that is not as expected means that data of a page is about to be lost or mixed up with another's, so the change
-//! panics, in release builds too, instead of spreading the damage. (An idea from the review of K.
-//! Song's swap table series of August 2025, as are clusters of entries.)
+//! A change is a compare-and-swap of the whole entry from a checked value. Two need none, as one thread alone may
+//! change the entry then: a free one is reserved by the shard that holds its cluster, and a reserved one is published by
+//! who reserved it, each after a look. An entry that is not as expected means that data of a page is about to be lost or
+//! mixed up with another's, so the change panics, in release builds too, instead of spreading the damage. (An idea from
+//! the review of K. Song's swap table series of August 2025, as are clusters of entries.)
 
 use std::fmt;
 

@@ -177,11 +177,13 @@ impl<S: PageSource> SwapSpace<S> {
             match self.offer(kind, slot, page, scratch) {
                 Ok(Some(position)) => return Ok(position),
                 Ok(None) => {}
-                Err(error) if kind == self.outside[0] && self.has(self.outside[1]) => {
+                Err(error) => {
+                    let has_next = kind == self.outside[0] && self.has(self.outside[1]);
+                    if !has_next && !matches!(error, StoreError::Pool(_)) {
+                        return Err(error);
+                    }
                     no_room = error;
                 }
-                Err(error @ StoreError::Pool(_)) => no_room = error,
-                Err(error) => return Err(error),
             }
         }
         Err(no_room)

@@ -1,8 +1,8 @@
 //! One thread's waits, which other threads end, or the CPU time that other processes take.
 //!
 //! A look at whether a process did anything costs a wake-up. A timer on its CPU time costs nothing while it
-//! sleeps: the kernel looks at such timers while the process runs, at each tick. Its signal goes to the thread
-//! that waits, in which it is blocked and taken by `sigtimedwait`. Other threads end the wait by the same signal.
+//! sleeps: the kernel looks at such timers at ticks in which the process runs, and where it sends their signals from
+//! the process's own work, once a system call that is under way returns. The signal goes to the thread that waits, in which it is blocked and taken by `sigtimedwait`. Other threads end the wait by the same signal.
 //! (POSIX: `timer_create` with the clock that `clock_getcpuclockid` gives for any process. It takes no right.)
 
 use crate::process::Process;
@@ -20,10 +20,9 @@ pub struct Alarm {
     rung: AtomicBool,
 }
 
-/// The signal: a real-time one, which the C library leaves to programs.
-fn number() -> i32 {
-    libc::SIGRTMAX() - 1
-}
+/// The signal, which nothing uses. Not a real-time one: those are refused where a user has too many that are pending
+/// (`RLIMIT_SIGPENDING`).
+const SIGNAL: i32 = libc::SIGSTKFLT;
 
 /// For a ring that comes late, in a thread that has the number of the one that waited. A handler rather than
 /// ignoring, which programs started from here would inherit.
@@ -34,7 +33,7 @@ fn set_of_it() -> libc::sigset_t {
     // SAFETY: the first call fills the set, to which the second adds a signal that there is.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
-        libc::sigaddset(set.as_mut_ptr(), number());
+        libc::sigaddset(set.as_mut_ptr(), SIGNAL);
         set.assume_init()
     }
 }
@@ -45,7 +44,7 @@ impl Alarm {
     /// # Errors
     /// If there is such a thread already, or the signal cannot be had.
     pub fn adopt(&self) -> io::Result<()> {
-        signal::install(number(), nothing)?;
+        signal::install(SIGNAL, nothing)?;
         let set = set_of_it();
         // SAFETY: a live set, and no place for the previous one.
         let failed =
@@ -76,27 +75,30 @@ impl Alarm {
         if thread != 0 {
             // SAFETY: numbers only: this process, one of its threads, and a signal that has a handler since before
             // the TID was stored.
-            unsafe { libc::syscall(libc::SYS_tgkill, std::process::id(), thread, number()) };
+            unsafe { libc::syscall(libc::SYS_tgkill, std::process::id(), thread, SIGNAL) };
         }
     }
 
-    /// Waits until it rings, or a [`CpuTimer`] of this alarm is over, at most `timeout`. Returns whether it ended early,
-    /// which it may without a reason. Only the thread that adopted it may call this.
+    /// Waits until it rings, or a [`CpuTimer`] of this alarm is over, at most `timeout`. Returns whether such a timer is
+    /// what ended it. It may end early without a reason. Only the thread that adopted it may call this.
     pub fn wait(&self, timeout: Duration) -> bool {
         if self.rung.swap(false, SeqCst) {
-            return true;
+            return false;
         }
         let set = set_of_it();
         let timeout = libc::timespec {
             tv_sec: timeout.as_secs() as libc::time_t,
             tv_nsec: timeout.subsec_nanos().into(),
         };
-        // SAFETY: live structures; nothing of the signal is asked for.
-        let signal =
-            unsafe { libc::sigtimedwait(&raw const set, std::ptr::null_mut(), &raw const timeout) };
+        let mut info = MaybeUninit::<signal::Info>::zeroed();
+        // SAFETY: live structures. What is zero is valid as information about a signal, and says that a process sent it.
+        let code = unsafe {
+            libc::sigtimedwait(&raw const set, info.as_mut_ptr(), &raw const timeout);
+            info.assume_init().si_code
+        };
         // Who rang until now ended this wait.
         self.rung.store(false, SeqCst);
-        signal > 0
+        code == libc::SI_TIMER
     }
 }
 
@@ -111,8 +113,8 @@ pub fn tick() -> Duration {
     Duration::new(tick.tv_sec as u64, tick.tv_nsec as u32)
 }
 
-/// Ends a wait once another process has taken some CPU time: no sooner, and at the tick after that at the latest,
-/// in which it runs.
+/// Ends a wait once another process has taken some CPU time: no sooner, and mostly at the next tick in which it runs, but
+/// not while it is in a system call.
 #[derive(Debug)]
 pub struct CpuTimer(i32);
 
@@ -122,18 +124,6 @@ impl CpuTimer {
     /// # Errors
     /// If the process has ended, the kernel refuses it (`RLIMIT_SIGPENDING`), or there is no such thread.
     pub fn new(process: &Process, alarm: &Alarm) -> io::Result<CpuTimer> {
-        /// To the kernel: the signal is for the thread named.
-        const THREAD_ID: i32 = 4;
-        /// The kernel's `struct sigevent`.
-        #[repr(C)]
-        struct Event {
-            value: u64,
-            signal: i32,
-            notify: i32,
-            thread: i32,
-            rest: [i32; 11],
-        }
-        const { assert!(size_of::<Event>() == 64) };
         let thread = alarm.thread.load(SeqCst);
         if thread == 0 {
             return Err(io::ErrorKind::NotFound.into());
@@ -144,15 +134,13 @@ impl CpuTimer {
         if failed != 0 {
             return Err(io::Error::from_raw_os_error(failed));
         }
-        let event = Event {
-            value: 0,
-            signal: number(),
-            notify: THREAD_ID,
-            thread: thread as i32,
-            rest: [0; 11],
-        };
+        // SAFETY: numbers and a pointer that may be null.
+        let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
+        event.sigev_signo = SIGNAL;
+        event.sigev_notify = libc::SIGEV_THREAD_ID;
+        event.sigev_notify_thread_id = thread as i32;
         let mut timer = 0i32;
-        // SAFETY: a live structure of the kernel's layout, and a live place for the timer's number.
+        // SAFETY: a live structure, which is the kernel's, and a live place for the timer's number, which is an `int` to it.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_timer_create,

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 /// for longer.
 const SETTLED: Duration = Duration::from_millis(100);
 /// The shortest interval between two looks. A longer one lets children grow for longer.
-const INTERVAL: Duration = Duration::from_millis(20);
+pub(super) const INTERVAL: Duration = Duration::from_millis(20);
 /// The interval in times of what a look takes.
 const REST: u32 = 50;
 /// How many children are known at a time; each takes two descriptors. Others wait until one of them has its helper.
@@ -61,11 +61,18 @@ pub(super) struct ForkedChildren {
     known: HashMap<i32, Known>,
     detachments: u64,
     last: Option<Instant>,
+    /// There were attached programs or children of such at the last look.
+    is_any: bool,
     /// CPU time of a look.
     cost: Duration,
 }
 
 impl ForkedChildren {
+    /// Whether there may be such children.
+    pub(super) fn is_any(&self) -> bool {
+        self.is_any
+    }
+
     /// Whether a process is one that is looked after here.
     pub(super) fn has(&self, pid: i32) -> bool {
         self.known
@@ -88,7 +95,8 @@ impl ForkedChildren {
             self.known.clear();
             self.detachments = detachments;
         }
-        if !guests.is_empty() || !self.known.is_empty() {
+        self.is_any = !guests.is_empty() || !self.known.is_empty();
+        if self.is_any {
             let with_helper = with_helper(group);
             self.find(attacher, guests, &with_helper);
             self.start(attacher, need);

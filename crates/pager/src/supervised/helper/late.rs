@@ -9,7 +9,7 @@
 
 use crate::supervised::group::Group;
 use crate::supervised::helper::candidate::{Candidate, LONG, Need};
-use crate::supervised::helper::forked::ForkedChildren;
+use crate::supervised::helper::forked::{self, ForkedChildren};
 use crate::supervised::helper::inject::{AttachError, Attacher, Haste};
 use crate::supervised::registration::governor::{
     FASTEST_GROWTH, SMALLEST_PROGRAM_PAGES, room_before_managing,
@@ -37,10 +37,6 @@ const WORTH_PAGES: u64 = 1024;
 const INTERVALS: [Duration; 2] = [Duration::from_millis(6), Duration::from_millis(100)];
 /// The interval in times of what a look takes, so that looks take a fiftieth of a CPU at most.
 const REST: u32 = 50;
-/// The shortest interval while no program does without a helper, nor may begin to: until there is room again, and for the
-/// looks at forked children, which are no more frequent. Each wake-up of an idle CPU costs it up to 50 µs.
-const UNNEEDED: Duration = Duration::from_millis(20);
-
 /// The programs that have no helper as yet.
 #[derive(Debug, Default)]
 pub(crate) struct WaitingPrograms {
@@ -173,8 +169,11 @@ impl LateStarts {
             let need = self.need();
             self.forked.look(&self.group, &self.attacher, need);
             let is_needed = was_on || is_on || is_any_waiting || !self.has_any();
-            let shortest = if is_needed { Duration::ZERO } else { UNNEEDED };
-            std::thread::sleep(self.pause(time).max(shortest));
+            std::thread::sleep(if is_needed {
+                self.pause(time)
+            } else {
+                self.rest()
+            });
         }
     }
 
@@ -197,6 +196,14 @@ impl LateStarts {
         } else {
             longest
         }
+    }
+
+    /// The pause while no program does without a helper, nor may begin to: until there is room again. Each wake-up of an
+    /// idle CPU costs it up to 50 µs.
+    fn rest(&self) -> Duration {
+        let [_, longest] = INTERVALS;
+        let is_any = self.forked.is_any();
+        if is_any { forked::INTERVAL } else { longest }
     }
 
     /// Whether the program that was started first has its helper, which shows that programs can have one.

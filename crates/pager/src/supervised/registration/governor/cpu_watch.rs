@@ -6,6 +6,7 @@
 
 use crate::supervised::space::AddressSpace;
 use memfold_sys::alarm::{Alarm, CpuTimer, tick};
+use memfold_sys::process::Process;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -30,10 +31,17 @@ impl CpuWatch {
         time: Duration,
     ) -> bool {
         let held: Vec<_> = spaces.iter().filter(|space| !space.has_left()).collect();
-        let is_set = part(time, held.len(), tick()).is_some_and(|part| {
+        // Another process may have the memory of one that is detached.
+        let inspected = held.iter().map(|space| {
+            let inspector = space.inspector().filter(|_| !space.is_detached())?;
+            Some((space.id, inspector))
+        });
+        let watched = part(time, held.len(), tick()).zip(inspected.collect::<Option<Vec<_>>>());
+        let is_set = watched.is_some_and(|(part, inspected)| {
             self.timers
-                .retain(|id, _| held.iter().any(|space| space.id == *id));
-            held.iter().all(|space| self.set_one(space, alarm, part))
+                .retain(|timed, _| inspected.iter().any(|(id, _)| id == timed));
+            let mut each = inspected.iter();
+            each.all(|(id, inspector)| self.set_one(*id, inspector.process(), alarm, part))
         });
         if !is_set {
             self.timers.clear();
@@ -41,17 +49,10 @@ impl CpuWatch {
         is_set
     }
 
-    fn set_one(&mut self, space: &AddressSpace, alarm: &Alarm, time: Duration) -> bool {
-        // Another process may have its memory.
-        if space.is_detached() {
-            return false;
-        }
-        let Some(inspector) = space.inspector() else {
-            return false;
-        };
-        let timer = match self.timers.entry(space.id) {
+    fn set_one(&mut self, id: u64, process: &Process, alarm: &Alarm, time: Duration) -> bool {
+        let timer = match self.timers.entry(id) {
             Entry::Occupied(held) => held.into_mut(),
-            Entry::Vacant(free) => match CpuTimer::new(inspector.process(), alarm) {
+            Entry::Vacant(free) => match CpuTimer::new(process, alarm) {
                 Ok(timer) => free.insert(timer),
                 Err(_) => return false,
             },

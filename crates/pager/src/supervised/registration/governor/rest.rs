@@ -30,7 +30,10 @@ const REST_WITHIN_TOLERANCE: u32 = 20;
 const TOUCHED: u64 = 2;
 /// The longest interval. Longer lets programs that wake grow for longer.
 const LONGEST: Duration = Duration::from_millis(100);
-/// The same where all CPUs were idle since. Longer finds tracers later, and programs of which only the helper is left, of
+/// The longest interval for programs that are watched by timers. One system call that touches much memory is seen once it
+/// returns, and is found by a look before. Longer lets it touch more.
+const LONGEST_WATCHED: Duration = Duration::from_millis(25);
+/// The same as [`LONGEST`] where all CPUs were idle since. Longer finds tracers later, and programs of which only the helper is left, of
 /// many programs: those take little time to begin and to end.
 const LONGEST_IDLE: Duration = Duration::from_millis(400);
 /// Bytes by which programs that wake may exceed the limit for a moment, besides what is tolerated. Less looks more often,
@@ -74,7 +77,7 @@ impl Rest {
         is_due(idle.elapsed(), *interval, others.none_since(idle))
     }
 
-    /// A wait ended early: programs that are not busy take CPU time, and would end each of many waits.
+    /// A timer was over: programs that are not busy take CPU time, and would end each of many waits.
     pub(super) fn note_computing(&mut self) {
         self.computed = Some(Instant::now());
     }
@@ -100,7 +103,7 @@ impl Rest {
         }
         let harmless = Duration::from_nanos((tolerated + AWAKENING) / TOUCHED);
         if self.computed.is_none_or(|at| at.elapsed() >= QUIET) && watch(harmless) {
-            return Some(LONGEST);
+            return Some(LONGEST_WATCHED);
         }
         let within = harmless.max(self.cost * REST_WITHIN_TOLERANCE);
         let interval = (self.cost * REST).min(within).min(LONGEST);
@@ -169,14 +172,14 @@ mod tests {
         };
         let tolerated = 4 << 20;
         let interval = rest.interval(false, (7, tolerated), MILLISECOND, watch);
-        assert_eq!(interval, Some(LONGEST));
+        assert_eq!(interval, Some(LONGEST_WATCHED));
         assert!(rest.is_look_needed(), "it may have been the timer");
         let touched = asked.as_nanos() as u64 * TOUCHED;
         assert_eq!(touched, tolerated + AWAKENING);
         let watch = |_| unreachable!("programs that do something are sampled");
         rest.note_computing();
         let interval = rest.interval(false, (7, tolerated), MILLISECOND, watch);
-        assert!(interval.is_some_and(|interval| interval < LONGEST));
+        assert!(interval.is_some_and(|interval| interval < LONGEST_WATCHED));
         let mut busy = rest_after(QUIET);
         assert_eq!(busy.interval(true, (7, MUCH), MILLISECOND, watch), None);
     }
