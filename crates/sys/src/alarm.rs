@@ -2,7 +2,8 @@
 //!
 //! A look at whether a process did anything costs a wake-up. A timer on its CPU time costs nothing while it
 //! sleeps: the kernel looks at such timers at ticks in which the process runs, and where it sends their signals from
-//! the process's own work, once a system call that is under way returns. The signal goes to the thread that waits, in which it is blocked and taken by `sigtimedwait`. Other threads end the wait by the same signal.
+//! the process's own work, once a system call that is under way returns. The signal goes to the thread that waits, in
+//! which it is blocked and taken by `sigtimedwait`. Other threads end the wait by the same signal.
 //! (POSIX: `timer_create` with the clock that `clock_getcpuclockid` gives for any process. It takes no right.)
 
 use crate::process::Process;
@@ -79,17 +80,14 @@ impl Alarm {
         }
     }
 
-    /// Waits until it rings, or a [`CpuTimer`] of this alarm is over, at most `timeout`. Returns whether such a timer is
-    /// what ended it. It may end early without a reason. Only the thread that adopted it may call this.
+    /// Waits until it rings, or a [`CpuTimer`] of this alarm expires, at most `timeout`. Returns whether such a timer
+    /// ended it. It may end early without a reason. Only the thread that adopted it may call this.
     pub fn wait(&self, timeout: Duration) -> bool {
         if self.rung.swap(false, SeqCst) {
             return false;
         }
         let set = set_of_it();
-        let timeout = libc::timespec {
-            tv_sec: timeout.as_secs() as libc::time_t,
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
+        let timeout = timespec(timeout);
         let mut info = MaybeUninit::<signal::Info>::zeroed();
         // SAFETY: live structures. What is zero is valid as information about a signal, and says that a process sent it.
         let code = unsafe {
@@ -102,19 +100,23 @@ impl Alarm {
     }
 }
 
+fn timespec(time: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: time.as_secs() as libc::time_t,
+        tv_nsec: time.subsec_nanos().into(),
+    }
+}
+
 /// The time between two of the kernel's ticks, at which it looks at timers on CPU time.
 pub fn tick() -> Duration {
-    let mut tick = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut tick = timespec(Duration::ZERO);
     // SAFETY: a live structure that the kernel fills. It knows this clock, which goes by ticks.
     unsafe { libc::clock_getres(libc::CLOCK_MONOTONIC_COARSE, &raw mut tick) };
     Duration::new(tick.tv_sec as u64, tick.tv_nsec as u32)
 }
 
-/// Ends a wait once another process has taken some CPU time: no sooner, and mostly at the next tick in which it runs, but
-/// not while it is in a system call.
+/// Expires, and ends a wait, once another process has taken some CPU time: no sooner, and mostly at the next tick in which
+/// it runs, but not while it is in a system call.
 #[derive(Debug)]
 pub struct CpuTimer(i32);
 
@@ -160,21 +162,14 @@ impl CpuTimer {
         Ok(timer)
     }
 
-    /// It is over once, after so much more CPU time. What was set before is not.
+    /// It expires once, after so much more CPU time. What was set before does not.
     ///
     /// # Errors
     /// If the process is gone.
     pub fn set(&self, time: Duration) -> io::Result<()> {
-        let none = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
         let once = libc::itimerspec {
-            it_interval: none,
-            it_value: libc::timespec {
-                tv_sec: time.as_secs() as libc::time_t,
-                tv_nsec: time.subsec_nanos().into(),
-            },
+            it_interval: timespec(Duration::ZERO),
+            it_value: timespec(time),
         };
         // SAFETY: a timer of this process by its number, a live structure, and no place for what was set.
         let result = unsafe {

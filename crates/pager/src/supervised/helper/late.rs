@@ -160,7 +160,8 @@ impl LateStarts {
             let is_on = self.switch.is_on();
             let was_on = std::mem::replace(&mut self.was_on, is_on);
             let is_any_waiting = !lock(&self.waiting.waiting_pids).is_empty();
-            if was_on || is_on || is_any_waiting {
+            let is_needed = was_on || is_on || is_any_waiting;
+            if is_needed {
                 let began = thread::cpu_time();
                 self.look();
                 let took = thread::cpu_time().saturating_sub(began);
@@ -168,12 +169,7 @@ impl LateStarts {
             }
             let need = self.need();
             self.forked.look(&self.group, &self.attacher, need);
-            let is_needed = was_on || is_on || is_any_waiting || !self.has_any();
-            std::thread::sleep(if is_needed {
-                self.pause(time)
-            } else {
-                self.rest()
-            });
+            std::thread::sleep(self.pause(time, is_needed));
         }
     }
 
@@ -184,13 +180,15 @@ impl LateStarts {
         Duration::from_micros(micros)
     }
 
-    fn pause(&self, time: Duration) -> Duration {
+    fn pause(&self, time: Duration, is_needed: bool) -> Duration {
         /// Until the first program has its helper, and others may do without. It may never have one.
         const FIRST: Duration = Duration::from_millis(2);
         const FIRST_WITHIN: u64 = 1000;
         let [_, longest] = INTERVALS;
-        if self.has_any() {
+        if self.has_any() && is_needed {
             time.clamp(self.shortest(), longest.max(self.shortest()))
+        } else if self.has_any() {
+            self.rest()
         } else if self.group.resources.milliseconds() < FIRST_WITHIN {
             FIRST
         } else {

@@ -12,7 +12,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The least CPU time for which a timer is set. Less wakes for programs that do hardly anything.
+/// The least CPU time until a timer expires. Less wakes for programs that do hardly anything.
 const LEAST: Duration = Duration::from_millis(1);
 
 /// The timers, by address space.
@@ -61,7 +61,7 @@ impl CpuWatch {
     }
 }
 
-/// For how much CPU time the timer of each of so many programs is set, if they may take `time` together.
+/// The CPU time until each timer of so many programs expires, from what they may take together. `None` if it is too little.
 fn part(time: Duration, programs: usize, tick: Duration) -> Option<Duration> {
     let part = time / u32::try_from(programs.max(1)).ok()?;
     part.checked_sub(tick).filter(|part| *part >= LEAST)

@@ -77,7 +77,7 @@ impl Rest {
         is_due(idle.elapsed(), *interval, others.none_since(idle))
     }
 
-    /// A timer was over: programs that are not busy take CPU time, and would end each of many waits.
+    /// A timer expired: programs that are not busy take CPU time, and would end each of many waits.
     pub(super) fn note_computing(&mut self) {
         self.computed = Some(Instant::now());
     }
