@@ -111,7 +111,7 @@ pub extern "C" fn child() {
 
 /// The number of this forked child's address space, which it inherited: 0 if nothing was managed.
 fn inherited(beacon: usize) -> u64 {
-    let number = ask(beacon);
+    let number = look(beacon);
     if number == LOST {
         helper::fail_lost();
     }
@@ -125,7 +125,7 @@ fn join(beacon: usize, inherited: u64) -> u32 {
         REFUSED if inherited != 0 => {
             // No room for a helper, or no way to the supervisor. It serves the child all the same, as
             // one whose system calls are filtered, unless it is gone: then there is no answer.
-            ask(beacon);
+            ask_again(beacon);
         }
         STRANDED if inherited != 0 => helper::fail_stranded(),
         _ => {}
@@ -156,15 +156,14 @@ fn unmap_inherited_stack() {
     }
 }
 
-/// Asks the supervisor for the number of this forked child's address space: 0 if nothing was managed.
-fn ask(beacon: usize) -> u64 {
-    let number = look(beacon);
-    // Missing again, for the next request.
+/// Asks the supervisor anew: the answer of the first time is still there. (Forked children get none of it. A drop raises an
+/// event that this thread waits for, and the governor watches all threads until it is over.)
+fn ask_again(beacon: usize) {
     let _ = system::drop_pages(beacon, PAGE_SIZE);
-    number
+    look(beacon);
 }
 
-/// The same, by a touch alone.
+/// Asks the supervisor for the number of this forked child's address space, by a touch alone: 0 if nothing was managed.
 fn look(beacon: usize) -> u64 {
     // SAFETY: the beacon is a mapped page of this library's, kept for children. If it is
     // registered, the read faults and the supervisor fills it.

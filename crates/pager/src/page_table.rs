@@ -103,6 +103,11 @@ fn is_high(page: VirtualPage) -> bool {
 impl PageTable {
     /// The entry of a page. Allocates missing nodes.
     pub(crate) fn entry(&self, page: VirtualPage) -> &Entry {
+        &self.new_leaf(page).0[index(page, 0)]
+    }
+
+    /// The leaf of a page. Allocates missing nodes.
+    fn new_leaf(&self, page: VirtualPage) -> &Leaf {
         let root = if is_high(page) {
             let high = self.child(&self.high);
             let upper = self.child(&high.0[index(page, 7)]);
@@ -114,8 +119,7 @@ impl PageTable {
         let gib64 = self.child(&tib4.0[index(page, 4)]);
         let gib = self.child(&gib64.0[index(page, 3)]);
         let mib16 = self.child(&gib.0[index(page, 2)]);
-        let leaf = self.child(&mib16.0[index(page, 1)]);
-        &leaf.0[index(page, 0)]
+        self.child(&mib16.0[index(page, 1)])
     }
 
     fn child<'a, T: Default>(&self, place: &'a OnceLock<Box<T>>) -> &'a T {
@@ -159,6 +163,24 @@ impl PageTable {
             (part.start.0..part.end.0)
                 .map(VirtualPage)
                 .all(|page| visit(page, &leaf.0[index(page, 0)]))
+        });
+    }
+
+    /// Sets each entry of `copy` to what `inherit` makes of the one here, unless that is `None`.
+    pub(crate) fn copy_to(
+        &self,
+        copy: &PageTable,
+        mut inherit: impl FnMut(&Entry) -> Option<PageState>,
+    ) {
+        self.visit_leaves(Self::everything(), |part, leaf| {
+            let mut target = None;
+            for (index, entry) in leaf.0.iter().enumerate() {
+                if let Some(state) = inherit(entry) {
+                    let leaf = target.get_or_insert_with(|| copy.new_leaf(part.start));
+                    leaf.0[index].set(state);
+                }
+            }
+            true
         });
     }
 
@@ -324,6 +346,34 @@ mod tests {
             stopped < 7
         });
         assert_eq!(stopped, 7);
+    }
+
+    #[test]
+    fn a_copy_has_what_is_inherited_and_no_node_for_the_rest() {
+        let table = PageTable::default();
+        let hole = VirtualPage(1 << 20);
+        let far = VirtualPage(0x7_ffff_ffff);
+        let high = VirtualPage(1 << 40);
+        for page in [VirtualPage(5), VirtualPage(63), hole, far, high] {
+            table.entry(page).set(PageState::FRESH);
+        }
+        let copy = PageTable::default();
+        table.entry(hole).set(PageState::Hole);
+        table.entry(VirtualPage(6)).set(PageState::Clearing);
+        table.copy_to(&copy, |entry| match entry.load() {
+            PageState::FRESH => Some(PageState::Clearing),
+            _ => None,
+        });
+        let mut seen = Vec::new();
+        copy.visit(PageTable::everything(), |page, entry| {
+            if entry.load() != PageState::Hole {
+                assert_eq!(entry.load(), PageState::Clearing);
+                seen.push(page);
+            }
+            true
+        });
+        assert_eq!(seen, [VirtualPage(5), VirtualPage(63), far, high]);
+        assert!(copy.leaf(hole).is_err());
     }
 
     /// Compares random changes with a `BTreeMap`. The table has exactly the nodes that the map needs,

@@ -79,8 +79,11 @@ pub fn processes_by_own_number(
     roots: impl Iterator<Item = i32>,
 ) -> impl Iterator<Item = Process> {
     let has_thread = move |process: &Process| process.thread_by_own_number(number).is_some();
-    let same = i32::try_from(number).ok().and_then(process_of);
-    let same = same.and_then(|pid| Process::open(pid).ok());
+    let same = i32::try_from(number).ok().and_then(|thread| {
+        // Fails for a thread that is not the main one, as most are that fork from no other thread.
+        let main = Process::open(thread).ok();
+        main.or_else(|| Process::open(process_of(thread)?).ok())
+    });
     let all = roots.flat_map(|root| {
         let mut below = VecDeque::from([root]);
         std::iter::from_fn(move || {

@@ -7,7 +7,6 @@
 //! waits for that fault.
 
 use crate::page_state::PageState;
-use crate::page_table::PageTable;
 use crate::supervised::events::reorder::Change;
 use crate::supervised::fork::inheritance::Inheritance;
 use crate::supervised::group::Group;
@@ -120,23 +119,26 @@ impl AddressSpace {
         let lost = self.has_staged(gate);
         child.fork.lost.store(lost, Ordering::Relaxed);
         let (mut any_stored, mut present) = (false, 0);
-        let inherits = child.table.get_mut();
-        gate.table().visit(PageTable::everything(), |page, entry| {
+        gate.table().copy_to(child.table.get_mut(), |entry| {
             let state = entry.load();
-            if let PageState::Resident { skips, .. } = state {
+            if let PageState::Resident {
+                skips,
+                shared: false,
+            } = state
+            {
                 entry.set(PageState::Resident {
                     skips,
                     shared: true,
                 });
             }
-            if !matches!(state, PageState::Staged(_) | PageState::Returning(_))
-                && let Some(state) = inherited(self, state)
-            {
-                any_stored |= matches!(state, PageState::Swapped(..));
-                present += u64::from(matches!(state, PageState::Resident { .. }));
-                inherits.entry(page).set(state);
+            // What is staged still was not stored: the child is killed.
+            if matches!(state, PageState::Staged(_) | PageState::Returning(_)) {
+                return None;
             }
-            true
+            let state = inherited(self, state)?;
+            any_stored |= matches!(state, PageState::Swapped(..));
+            present += u64::from(matches!(state, PageState::Resident { .. }));
+            Some(state)
         });
         *lock(&child.managed) = lock(&self.managed).clone();
         *lock(&child.thread_ends) = lock(&self.thread_ends).clone();

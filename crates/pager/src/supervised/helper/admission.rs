@@ -12,8 +12,8 @@
 //!   these looks has an address space in which no userfaultfd of the peer's can put anything.)
 //! * the helper is not the main thread. All files of `/proc` are opened by way of it, so they are of one address
 //!   space: executing a program ends every other thread.
-//! * a peer that claims the inheritance of a forked child shows the secret of that child's beacon, and is the
-//!   process that was seen there if one was. Then the same proof is made by the userfaultfd that the kernel made for the child.
+//! * a peer that claims the inheritance of a forked child is the process that was seen with the secret of that child's
+//!   beacon, or shows it if none was. Then the same proof is made by the userfaultfd that the kernel made for the child.
 //!
 //! Memory of another process cannot pass: a process that fills its own with the expected bytes has shown its own.
 
@@ -182,7 +182,8 @@ impl Acceptor {
     /// The address space of a forked child that says it is its own, and the way to look into it.
     ///
     /// A child can read what its beacon holds, and show it to others. So this only selects the peers that may go
-    /// on to prove that the userfaultfd which the kernel made for that child is its own.
+    /// on to prove that the userfaultfd which the kernel made for that child is its own. (The process that was seen with it
+    /// may have executed a program since, and then cannot prove that.)
     fn claimed(
         &self,
         id: u64,
@@ -190,15 +191,18 @@ impl Acceptor {
         thread: i32,
         beacon: VirtualPage,
     ) -> io::Result<(Arc<AddressSpace>, Inspector)> {
-        let is_its_own = |space: &Arc<AddressSpace>| {
-            let is_the_same = |seen: Arc<Inspector>| {
-                seen.pid() == peer.process.pid() && seen.process().signal(0).is_ok()
-            };
-            space.is_id_request(beacon) && space.inspector().is_none_or(is_the_same)
+        let space = self.group.space(id);
+        let space = space.filter(|space| space.is_id_request(beacon));
+        let seen = space.as_ref().and_then(|space| space.inspector());
+        let is_peer = |seen: &Arc<Inspector>| {
+            seen.pid() == peer.process.pid() && seen.process().signal(0).is_ok()
         };
-        let space = self.group.space(id).filter(is_its_own);
+        let space = space.filter(|_| seen.as_ref().is_none_or(is_peer));
         let space = space.ok_or_else(|| invalid("it claims memory that is not to be claimed"))?;
         let inspector = peer.inspect(thread, Some(&space))?;
+        if seen.is_some() {
+            return Ok((space, inspector));
+        }
         // It was asked for already, and emptied since, or not.
         let shown = space.beacon_page();
         match put(&space, beacon.address(), &shown) {

@@ -456,9 +456,8 @@ impl AddressSpace {
             slots.push(slot);
         }
         table.visit(PageTable::everything(), |_, entry| {
-            if let PageState::Swapped(slot, _) | PageState::Filling(slot, _) =
-                entry.take(PageState::Hole)
-            {
+            if let PageState::Swapped(slot, _) | PageState::Filling(slot, _) = entry.load() {
+                entry.set(PageState::Hole);
                 slots.push(slot);
             }
             true
