@@ -5,9 +5,9 @@
 //! ```
 //! All but the beacon and the fork stack is kept from forked children. The fork stack is what a thread runs on
 //! while it forks where forks are prepared, and its child until its helper is there. The beacon is one page that is registered
-//! with the program's userfaultfd as soon as anything is, and stays missing: a forked child reads
+//! with the program's userfaultfd as soon as anything is, and every fork wipes it: a forked child reads
 //! it, the supervisor fills it with the number of the child's address space, and so both know
-//! which of the supervisor's address spaces this child is. Where forks are prepared, the forking thread
+//! which of the supervisor's address spaces this child is. Where forks are prepared, it stays missing: the forking thread
 //! reads it, to ask the supervisor for leave.
 
 use crate::system;

@@ -112,8 +112,12 @@ pub extern "C" fn child() {
 /// The number of this forked child's address space, which it inherited: 0 if nothing was managed.
 fn inherited(beacon: usize) -> u64 {
     let number = look(beacon);
-    if number == LOST {
-        helper::fail_lost();
+    match number {
+        LOST => helper::fail_lost(),
+        // It may be this program's own beacon from now on, which is missing where forks are prepared. It is not registered,
+        // so this raises no event.
+        0 => drop(system::drop_pages(beacon, PAGE_SIZE)),
+        _ => {}
     }
     number
 }

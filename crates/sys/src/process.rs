@@ -80,7 +80,7 @@ pub fn processes_by_own_number(
 ) -> impl Iterator<Item = Process> {
     let has_thread = move |process: &Process| process.thread_by_own_number(number).is_some();
     let same = i32::try_from(number).ok().and_then(|thread| {
-        // Fails for a thread that is not the main one, as most are that fork from no other thread.
+        // Fails for a thread that is not the main one of its process. A forked child's first thread is.
         let main = Process::open(thread).ok();
         main.or_else(|| Process::open(process_of(thread)?).ok())
     });

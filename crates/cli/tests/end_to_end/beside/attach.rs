@@ -47,7 +47,7 @@ impl Kept {
 }
 
 /// The mappings that can be accessed. What is sealed cannot be unmapped, but has no memory.
-fn mappings_of(pid: u32) -> Vec<(u64, u64, String)> {
+pub(super) fn mappings_of(pid: u32) -> Vec<(u64, u64, String)> {
     let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).expect("it runs");
     let mut mappings: Vec<(u64, u64, String)> = Vec::new();
     // The line of flags is the last one of each mapping.

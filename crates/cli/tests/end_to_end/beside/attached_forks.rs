@@ -1,6 +1,6 @@
 //! Programs that fork while they are attached: their children are under the limit, too, and are let go with them.
 
-use super::attach::{assert_ended_well, attach_under, detach, text, wait_until};
+use super::attach::{assert_ended_well, attach_under, detach, mappings_of, text, wait_until};
 use crate::support::{compiled, descendants, is_alive};
 use nix::sys::signal::Signal;
 use std::fs;
@@ -180,6 +180,10 @@ fn the_children_of_an_attached_program_are_under_its_limit_and_are_let_go_with_i
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert_ended_well(attach);
     forkers.assert_free();
+    for pid in forkers.processes() {
+        // Looks at what stays mapped.
+        mappings_of(pid.cast_unsigned());
+    }
     forkers.end();
 }
 

@@ -182,8 +182,8 @@ impl Acceptor {
     /// The address space of a forked child that says it is its own, and the way to look into it.
     ///
     /// A child can read what its beacon holds, and show it to others. So this only selects the peers that may go
-    /// on to prove that the userfaultfd which the kernel made for that child is its own. (The process that was seen with it
-    /// may have executed a program since, and then cannot prove that.)
+    /// on to prove that the userfaultfd which the kernel made for that child is its own. The process that was seen with it
+    /// needs not show it again, unless it has executed a program since.
     fn claimed(
         &self,
         id: u64,
@@ -200,7 +200,7 @@ impl Acceptor {
         let space = space.filter(|_| seen.as_ref().is_none_or(is_peer));
         let space = space.ok_or_else(|| invalid("it claims memory that is not to be claimed"))?;
         let inspector = peer.inspect(thread, Some(&space))?;
-        if seen.is_some() {
+        if seen.is_some() && process::is_fork(peer.process.pid()) {
             return Ok((space, inspector));
         }
         // It was asked for already, and emptied since, or not.

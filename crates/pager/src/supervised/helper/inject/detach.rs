@@ -237,9 +237,12 @@ fn parts_of(arena: &Arena) -> Vec<PageRange> {
     parts.add(range(whole.start, arena.stage.start));
     parts.remove(PageRange::around(arena.beacon, 1));
     let mut parts = parts.ranges().to_vec();
-    if (whole.start.0..arena.stage.start.0).contains(&arena.beacon.0) {
-        parts.push(PageRange::around(arena.beacon, 1));
-    }
-    parts.extend([range(arena.stage.start, last), range(last, whole.end)]);
+    // A forked child has its parent's.
+    let beacon = PageRange::around(arena.beacon, 1);
+    parts.extend([
+        beacon,
+        range(arena.stage.start, last),
+        range(last, whole.end),
+    ]);
     parts
 }
