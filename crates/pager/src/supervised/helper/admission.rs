@@ -203,7 +203,7 @@ impl Acceptor {
         if seen.is_some() && process::is_fork(peer.process.pid()) {
             return Ok((space, inspector));
         }
-        // It was asked for already, and emptied since, or not.
+        // It was asked for already, or not.
         let shown = space.beacon_page();
         match put(&space, beacon.address(), &shown) {
             Ok(()) => {}
