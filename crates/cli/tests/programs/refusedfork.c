@@ -1,5 +1,5 @@
-/* Started with so few descriptors that no helper starts in it, it raises that limit, and its child, which fills so much
- * memory, forks: refusedfork MEGABYTES */
+/* Executes itself with so few descriptors that no helper starts, raises that limit, and has a child, which fills so much
+ * memory, fork: refusedfork MEGABYTES */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -42,11 +42,27 @@ static void fill_and_fork(size_t pages)
     _exit(0);
 }
 
+/* The loader needs one, a helper five. */
+enum { STANDARD = 3, FEW = STANDARD + 1, MOST = 4096 };
+
+static int execute_with_few(char **argv, struct rlimit limit)
+{
+    for (int descriptor = STANDARD; descriptor < MOST; descriptor++)
+        close(descriptor);
+    limit.rlim_cur = FEW;
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
+        return 2;
+    execl("/proc/self/exe", argv[0], argv[1], "with few", NULL);
+    return 2;
+}
+
 int main(int argc, char **argv)
 {
     struct rlimit limit;
-    if (argc != 2 || getrlimit(RLIMIT_NOFILE, &limit) != 0)
+    if (argc < 2 || getrlimit(RLIMIT_NOFILE, &limit) != 0)
         return 2;
+    if (argc == 2)
+        return execute_with_few(argv, limit);
     limit.rlim_cur = limit.rlim_max;
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
         return 2;

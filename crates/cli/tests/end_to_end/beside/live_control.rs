@@ -1,27 +1,36 @@
 //! The limit of a run changed while it goes on, memory paged out on command, and the lines of
 //! `stat --watch`.
 
-use crate::support::{Limits, MIB, OTHER, Program, Running, Stage, as_user, memfold, python};
+use crate::support::{
+    Limits, MIB, OTHER, Outcome, Program, Running, Stage, as_user, memfold, python,
+};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-/// Touches 200 MiB that compress well, says so, and stays for a while.
+/// Touches 200 MiB that compress well, says so, and stays until a signal.
 const STAYS: &str = "\
-import sys, time
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 b = bytearray(200 << 20)
 for at in range(0, len(b), 4096):
     b[at] = (at >> 12) & 255
 print('ready', flush=True)
-time.sleep(float(sys.argv[1]))
+signal.sigwait([signal.SIGTERM])
 print(sum(b[at] for at in range(0, len(b), 4096)))
 ";
 /// What that prints at its end.
 const SUM: &str = "ready\n6528000\n";
 
-fn stays(seconds: &str) -> Program {
-    Program::new(python()).args(["-c", STAYS, seconds])
+fn stays() -> Program {
+    Program::new(python()).args(["-c", STAYS])
+}
+
+/// What it did, once it is told to end.
+fn ended(run: Running) -> Outcome {
+    kill(Pid::from_raw(run.program()), Signal::SIGTERM).expect("it runs");
+    run.wait()
 }
 
 fn command(arguments: &[&str]) -> Output {
@@ -68,7 +77,7 @@ fn settled_resident(run: &Running, at_least: u64) -> u64 {
 #[test]
 fn a_limit_changes_while_a_program_runs() {
     beside!(&["python3"]);
-    let run = ready(&stays("6"), 400 * MIB);
+    let run = ready(&stays(), 400 * MIB);
     let pid = run.root().to_string();
     let text = done(&["limit", &pid, "100M"]);
     assert!(text.contains("400 MiB -> 100 MiB"), "{text}");
@@ -80,7 +89,7 @@ fn a_limit_changes_while_a_program_runs() {
     assert!(number(&run, "resident_bytes") <= 64 * MIB);
     let text = done(&["limit", &pid, "1G"]);
     assert!(text.contains("100 MiB -> 1.0 GiB"), "{text}");
-    let outcome = run.wait();
+    let outcome = ended(run);
     outcome.assert_success();
     assert_eq!(outcome.text(), SUM);
     let stats = outcome.stats.as_ref().expect("statistics");
@@ -91,7 +100,7 @@ fn a_limit_changes_while_a_program_runs() {
 #[test]
 fn memory_goes_out_on_command() {
     beside!(&["python3"]);
-    let run = ready(&stays("10"), 1024 * MIB);
+    let run = ready(&stays(), 1024 * MIB);
     // By the program's PID as well.
     let program = run.program().to_string();
     let before = settled_resident(&run, 200 * MIB);
@@ -105,7 +114,7 @@ fn memory_goes_out_on_command() {
     assert!(number(&run, "resident_bytes") < 20 * MIB);
     let output = command(&["reclaim", &program, "500M"]);
     assert_eq!(output.status.code(), Some(1), "that much is not there");
-    let outcome = run.wait();
+    let outcome = ended(run);
     outcome.assert_success();
     assert_eq!(outcome.text(), SUM);
     assert!(!outcome.errors.contains("exceeded"), "{}", outcome.errors);
@@ -134,8 +143,7 @@ fn what_a_busy_program_brings_back_has_been_paged_out() {
     done(&["reclaim", &pid, "40M"]);
     let text = done(&["reclaim", &pid]);
     assert!(!text.contains(" 0 B paged out"), "{text}");
-    kill(Pid::from_raw(run.program()), Signal::SIGTERM).expect("it runs");
-    run.wait().assert_success();
+    ended(run).assert_success();
 }
 
 #[test]

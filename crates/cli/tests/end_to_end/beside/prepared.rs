@@ -53,12 +53,8 @@ fn a_user_without_rights_needs_only_the_device() {
 /// The program's helper lacks descriptors; its child's does not, and has its beacon.
 #[test]
 fn the_child_of_a_program_without_a_helper_forks() {
-    beside!(&["cc", "sh"]);
-    let outcome = Program::new("sh")
-        .args(["-c", "ulimit -Sn 4; exec \"$0\" 24"])
-        .arg(compiled("refusedfork", &["refusedfork.c"], &[]))
-        .memfold_options(PREPARED)
-        .run(Limits::Resident(LEAST_RESIDENT));
+    beside!(&["cc"]);
+    let outcome = prepared("refusedfork", &["24"]).run(Limits::Resident(LEAST_RESIDENT));
     outcome.assert_success();
     assert_eq!(outcome.text(), "refusedfork ok\n");
     let pages_in = outcome.number("pages_in");
