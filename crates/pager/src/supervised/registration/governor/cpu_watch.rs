@@ -61,7 +61,7 @@ impl CpuWatch {
     }
 }
 
-/// The CPU time until each timer of so many programs expires, from what they may take together. `None` if it is too little.
+/// The initial expiration of each program's timer: an equal share of `time`, less a tick. `None` below [`LEAST`].
 fn part(time: Duration, programs: usize, tick: Duration) -> Option<Duration> {
     let part = time / u32::try_from(programs.max(1)).ok()?;
     part.checked_sub(tick).filter(|part| *part >= LEAST)
