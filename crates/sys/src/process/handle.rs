@@ -83,6 +83,11 @@ impl Process {
         self.pid
     }
 
+    /// Whether `other`, which lives or was found later, is this process: its PID is no other's while it is not reaped.
+    pub fn is_same(&self, other: &Process) -> bool {
+        self.pid == other.pid && self.signal(0).is_ok()
+    }
+
     /// Its pidfd.
     pub fn handle(&self) -> BorrowedFd<'_> {
         self.handle.as_fd()

@@ -191,14 +191,15 @@ impl Acceptor {
         thread: i32,
         beacon: VirtualPage,
     ) -> io::Result<(Arc<AddressSpace>, Inspector)> {
+        let refused = || invalid("it claims memory that is not to be claimed");
         let space = self.group.space(id);
         let space = space.filter(|space| space.is_id_request(beacon));
-        let seen = space.as_ref().and_then(|space| space.inspector());
-        let is_peer = |seen: &Arc<Inspector>| {
-            seen.pid() == peer.process.pid() && seen.process().signal(0).is_ok()
-        };
-        let space = space.filter(|_| seen.as_ref().is_none_or(is_peer));
-        let space = space.ok_or_else(|| invalid("it claims memory that is not to be claimed"))?;
+        let space = space.ok_or_else(refused)?;
+        let seen = space.inspector();
+        let is_peer = |seen: &Arc<Inspector>| seen.process().is_same(&peer.process);
+        if !seen.as_ref().is_none_or(is_peer) {
+            return Err(refused());
+        }
         let inspector = peer.inspect(thread, Some(&space))?;
         if seen.is_some() && process::is_fork(peer.process.pid()) {
             return Ok((space, inspector));

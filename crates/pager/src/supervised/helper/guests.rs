@@ -70,7 +70,7 @@ impl Guests {
     /// Where the library was brought to in a guest.
     pub(crate) fn library_in(&self, process: &Process) -> Option<u64> {
         let guests = lock(&self.invited);
-        let mut of_process = guests.iter().filter(|guest| is_it(guest, process));
+        let mut of_process = guests.iter().filter(|guest| guest.process.is_same(process));
         of_process.find_map(|guest| guest.library)
     }
 
@@ -98,14 +98,16 @@ impl Guests {
     /// Notes where the library is in a guest.
     pub(crate) fn note_library(&self, process: &Process, address: u64) {
         let mut guests = lock(&self.invited);
-        let of_process = guests.iter_mut().filter(|guest| is_it(guest, process));
+        let of_process = guests
+            .iter_mut()
+            .filter(|guest| guest.process.is_same(process));
         of_process.for_each(|guest| guest.library = Some(address));
     }
 
     /// Takes an invitation back. Returns where the library was brought to, if it was.
     pub(crate) fn forget(&self, process: &Process) -> Option<u64> {
         let library = self.library_in(process);
-        lock(&self.invited).retain(|guest| !is_it(guest, process));
+        lock(&self.invited).retain(|guest| !guest.process.is_same(process));
         library
     }
 
@@ -113,13 +115,8 @@ impl Guests {
     pub(crate) fn includes(&self, process: &Process) -> bool {
         lock(&self.invited)
             .iter()
-            .any(|guest| is_it(guest, process))
+            .any(|guest| guest.process.is_same(process))
     }
-}
-
-/// While the guest is not reaped, its PID is no other process's.
-fn is_it(guest: &Guest, process: &Process) -> bool {
-    guest.process.pid() == process.pid() && guest.process.signal(0).is_ok()
 }
 
 #[cfg(test)]

@@ -233,12 +233,12 @@ fn parts_of(arena: &Arena) -> Vec<PageRange> {
     let whole = arena.whole;
     let last = VirtualPage(whole.end.0 - 1);
     let range = |start, end| PageRange { start, end };
+    // A forked child has its parent's, which is elsewhere.
+    let beacon = PageRange::around(arena.beacon, 1);
     let mut parts = RangeSet::default();
     parts.add(range(whole.start, arena.stage.start));
-    parts.remove(PageRange::around(arena.beacon, 1));
+    parts.remove(beacon);
     let mut parts = parts.ranges().to_vec();
-    // A forked child has its parent's.
-    let beacon = PageRange::around(arena.beacon, 1);
     parts.extend([
         beacon,
         range(arena.stage.start, last),
