@@ -108,6 +108,8 @@ pub enum Standing {
     Equal,
     /// Before ordinary threads.
     Before,
+    /// Before those, too: for a thread that must look in time at what many others do at once.
+    First,
 }
 
 impl Standing {
@@ -116,13 +118,14 @@ impl Standing {
             Self::Behind => 10,
             Self::Equal => 0,
             Self::Before => -10,
+            Self::First => -20,
         }
     }
 
     const fn slice(self) -> Duration {
         match self {
             Self::Behind => LONG_SLICE,
-            Self::Equal | Self::Before => SHORT_SLICE,
+            Self::Equal | Self::Before | Self::First => SHORT_SLICE,
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::supervised::fault::primitives::wake;
 use crate::supervised::fault::service::FaultService;
 use crate::supervised::group::{Group, Outlets};
 use crate::supervised::reclaim::batch::HelperPort;
+use crate::supervised::reclaim::crew::Crew;
 use crate::supervised::reclaim::reclaimer::Reclaimer;
 use crate::supervised::registration::register::register;
 use crate::supervised::registration::vma_scan::VmaScan;
@@ -35,6 +36,8 @@ pub(crate) const BEACON: VirtualPage = VirtualPage(0x80);
 const STAGE: VirtualPage = VirtualPage(0x100);
 /// Longest wait of the governor for a gate, as on a host.
 const GOVERNOR_PATIENCE: Duration = Duration::from_millis(5);
+/// In one of so many seeds, the last, another thread helps the reclaimer.
+const HELPED: u64 = 4;
 
 /// memfold and its programs in one execution.
 pub(crate) struct World {
@@ -382,7 +385,13 @@ impl World {
     /// The reclaimer's thread. What waits for room when it begins to reclaim is served before it sleeps
     /// again.
     pub(crate) fn reclaim(&self) {
-        let mut reclaimer = Reclaimer::new(self.group.clone());
+        let helpers = usize::from(self.seed % HELPED == HELPED - 1);
+        let (crew, seats) = Crew::of_seats(helpers);
+        for seat in seats {
+            let group = self.group.clone();
+            self.keep(named("crew", move || seat.attend(&group)));
+        }
+        let mut reclaimer = Reclaimer::new(self.group.clone(), crew);
         while !self.is_stopping() {
             reclaimer.wait();
             let (_, came) = self.group.deferred.counts();

@@ -14,6 +14,7 @@ use crate::supervised::helper::patched::Patched;
 use crate::supervised::kernel::Ports;
 use crate::supervised::latency::LatencyCounts;
 use crate::supervised::mappings::MappingUsage;
+use crate::supervised::reclaim::crew::Crew;
 use crate::supervised::reclaim::reclaimer::Reclaimer;
 use crate::supervised::registration::governor::Governor;
 use crate::supervised::space::AddressSpace;
@@ -153,7 +154,7 @@ impl Supervisor {
             (self.guests.clone(), switch),
         )?;
         let mut governor = Governor::new(group.clone(), handlers, is_proactive);
-        let mut reclaimer = Reclaimer::new(group.clone());
+        let mut reclaimer = Reclaimer::new(group.clone(), Crew::of_cpus(group.clone()));
         let mut sharing = SharingCount::new(group.clone());
         let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());
         spawn("acceptor").spawn(move || acceptor.run())?;

@@ -67,3 +67,17 @@ fn forks_wait_while_memfold_has_no_descriptors_for_them() {
         assert_eq!(outcome.text(), ".".repeat(60));
     }
 }
+
+/// Threads help the reclaimer, which takes from several programs at a time.
+#[test]
+fn programs_that_grow_at_once_keep_their_pages() {
+    beside!(&["cc"]);
+    let outcome = Program::new(compiled("together", &["together.c"], &[]))
+        .args(["12", "12", "3"])
+        .run(Limits::Resident(48 * MIB));
+    outcome.assert_success();
+    let text = outcome.text();
+    let helped = text.strip_prefix("0 failed, ").expect("no program failed");
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    assert_eq!(helped.starts_with("0 "), cpus == 1, "{text}, {cpus} CPUs");
+}

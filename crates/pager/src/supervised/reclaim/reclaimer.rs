@@ -1,47 +1,27 @@
-//! The reclaimer: keeps a group under its limit.
-//!
-//! Each round works on one address space, and the helper moves the next batch to the stage while this
-//! thread compresses an earlier one:
-//!
-//! 1. settle the batch in flight;
-//! 2. post the next batch: free dead places, move the next victims;
-//! 3. compress the oldest staged pages, which are not in the posted batch;
-//! 4. wait for the helper.
+//! The reclaimer: keeps a group under its limit, one round over an address space after the other (`round.rs`), or, while
+//! programs wait, several rounds at a time with the help of other threads (`crew.rs`).
 //!
 //! A clock hand takes victims in address order. A page that refaults early is marked hot and skipped
 //! seven times.
 
 use crate::backoff::NoProgress;
-use crate::page::{PageRange, VirtualPage, bytes};
-use crate::page_state::{MOST_SKIPS, PageState, StageIndex};
-use crate::replacement::Shadow;
+use crate::page::{PageRange, bytes};
+use crate::page_state::MOST_SKIPS;
 use crate::supervised::fault::deferred::DeferredFault;
-use crate::supervised::fault::message::{Admission, Resolution};
-use crate::supervised::fault::primitives::wake;
-use crate::supervised::fault::service::FaultService;
-use crate::supervised::fork::dedup::DedupCandidates;
 use crate::supervised::group::{Group, Watermarks};
-use crate::supervised::kernel::Process;
 #[cfg(not(simulated))]
 use crate::supervised::reclaim::affinity::AffinityFollower;
 use crate::supervised::reclaim::batch::plan::LOOKED_AT;
-use crate::supervised::reclaim::batch::{Batch, Settled};
-use crate::supervised::space::gate::Inside;
-use crate::supervised::space::{AddressSpace, Attached};
+use crate::supervised::reclaim::crew::{Crew, Job};
+use crate::supervised::reclaim::round::{BATCH, GATE_PATIENCE, Progress, Worker};
+use crate::supervised::space::AddressSpace;
 use crate::sync::{Mutex, lock};
 use crate::time::Instant;
-use memfold_swap::{Page, Scratch, Slot};
 use memfold_sys::PAGE_SIZE;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Maximum number of pages moved and compressed in one round. More makes fewer commands and delays
-/// deferred faults.
-pub(crate) const BATCH: usize = 64;
-/// Minimum number of pages of a program that stay staged. More keeps more pages as swap cache and fewer
-/// resident.
-const STAGED_AT_LEAST: u64 = 16;
 /// At least one in this many rounds goes to the proportional choice, even while `sibling_ranges` are
 /// not empty. More frees shared pages faster and reclaims less from other programs.
 const SIBLING_ROUNDS: u32 = 8;
@@ -50,33 +30,22 @@ const REVOLUTIONS: usize = 1 + MOST_SKIPS as usize;
 /// Milliseconds without new mappings after which all mappings are taken to be registered. More relaxes
 /// the limit later.
 const MAPPINGS_QUIET: u64 = 500;
-/// Number of evictable pages that a program keeps whose threads fault. More lets it run for longer
-/// between faults where almost nothing is evictable, and exceeds the limit by more there.
-const KEPT: usize = 64;
-/// Divisor of the limit: this part of it is kept for all programs together at most.
-const KEPT_DIVISOR: usize = 4;
-/// Seconds after its last fault for which a program keeps pages. More leaves more to programs that
-/// sleep.
-const KEPT_SECONDS: u32 = 1;
 /// Pause after a search that found nothing while no fault waits, as a multiple of its duration. A larger
 /// factor takes less CPU time and finds room later.
 const REST_FACTOR: u32 = 16;
 /// Longest wait for a wake-up. Longer frees the slots that handlers left later.
 const IDLE: Duration = Duration::from_millis(50);
-/// Longest wait for the helper at the end of a round. Longer delays other programs behind a slow
-/// helper.
-const HELPER_PATIENCE: Duration = Duration::from_millis(5);
-/// Longest wait for a gate. Longer delays other programs behind one whose messages take long to read.
-const GATE_PATIENCE: Duration = Duration::from_millis(10);
+/// Longest wait for a round that was handed out, before the reclaimer looks again. Longer delays what comes meanwhile.
+const CREW_PATIENCE: Duration = Duration::from_millis(1);
+/// Pages above the watermark for each round that is handed out. More leaves the threads that help idle for longer; fewer moves
+/// out more than is needed. The simulation has few pages.
+const WORTH_A_ROUND: usize = if cfg!(simulated) { 1 } else { BATCH };
 
 /// The reclaimer thread.
 pub(crate) struct Reclaimer {
     group: Arc<Group>,
-    scratch: Scratch,
-    buffer: Vec<Page>,
-    oldest: Vec<(StageIndex, VirtualPage)>,
-    /// Serves deferred faults and puts pages back.
-    service: FaultService,
+    worker: Worker,
+    crew: Crew,
     /// Rounds that went to `sibling_ranges` since the last proportional choice.
     sibling_rounds: u32,
     no_progress: NoProgress,
@@ -88,46 +57,13 @@ pub(crate) struct Reclaimer {
     next_search: Instant,
 }
 
-/// A staged page's place, its owner, and the slot in which it was stored.
-type StoredPage = (StageIndex, VirtualPage, Slot);
-
-/// Page counts of one round.
-#[derive(Debug, Default, Clone, Copy)]
-struct Progress {
-    moved: usize,
-    stored: usize,
-    dropped: usize,
-    cow_broken: usize,
-    /// Pages put back, because storing them frees too little memory.
-    refused: usize,
-    /// The program has no page that may be taken.
-    exhausted: bool,
-}
-
-impl Progress {
-    /// Whether memory was freed. Broken COW does not count, because the kernel may refuse to move these
-    /// pages again and again.
-    fn any(self) -> bool {
-        self.moved + self.stored + self.dropped > 0
-    }
-
-    fn add(&mut self, settled: Option<Settled>) {
-        let settled = settled.unwrap_or_default();
-        self.moved += settled.staged;
-        self.dropped += settled.dropped;
-        self.cow_broken += settled.cow_broken;
-    }
-}
-
 impl Reclaimer {
-    /// The reclaimer of a group.
-    pub(crate) fn new(group: Arc<Group>) -> Reclaimer {
+    /// The reclaimer of a group, with threads that help.
+    pub(crate) fn new(group: Arc<Group>, crew: Crew) -> Reclaimer {
         Reclaimer {
-            service: FaultService::with_patience(group.clone(), GATE_PATIENCE),
+            worker: Worker::new(group.clone()),
             group,
-            scratch: Scratch::new(),
-            buffer: vec![[0; PAGE_SIZE]; BATCH],
-            oldest: Vec::new(),
+            crew,
             sibling_rounds: 0,
             no_progress: NoProgress::default(),
             exhausted: Vec::new(),
@@ -150,7 +86,7 @@ impl Reclaimer {
 
     /// Waits for a wake-up, not for long.
     pub(crate) fn wait(&self) {
-        let waits_for_gate = !self.missed.is_empty() || self.service.has_unfinished();
+        let waits_for_gate = !self.missed.is_empty() || self.worker.service.has_unfinished();
         let longest = if waits_for_gate { GATE_PATIENCE } else { IDLE };
         self.group.resources.wait_for_wake(longest);
     }
@@ -168,7 +104,9 @@ impl Reclaimer {
     /// Brings the group below its lower watermark if it is above the upper one, and frees slots that
     /// handlers left.
     pub(crate) fn reclaim(&mut self) {
-        self.service.finish_loads();
+        self.worker.service.finish_loads();
+        let made = self.crew.collect();
+        self.note_stored(&made);
         let missed = std::mem::take(&mut self.missed);
         self.serve(missed);
         self.reclaim_to_watermark();
@@ -201,25 +139,29 @@ impl Reclaimer {
             if resident <= marks.stop || self.group.stopping.load(Ordering::Relaxed) {
                 break;
             }
-            let Some(space) = self.choose() else {
-                self.give_up(false, idle_since.elapsed());
-                break;
+            let excess = resident - marks.stop;
+            let made = match self.choose() {
+                Some(space) => self.rounds(&space, excess, resident > marks.hard),
+                // What is left has a round.
+                None if self.crew.busy() > 0 => {
+                    self.crew.wait(CREW_PATIENCE);
+                    self.crew.collect()
+                }
+                None => {
+                    self.give_up(false, idle_since.elapsed());
+                    break;
+                }
             };
-            let progress = self.round(&space, resident - marks.stop);
-            let futile = self
-                .group
-                .compression
-                .note(progress.stored, progress.refused);
-            if progress.any() && !futile {
+            let futile = self.note_stored(&made);
+            if made.iter().any(|(_, made)| made.any()) && !futile {
                 self.exhausted.clear();
                 idle_rounds = 0;
                 idle_since = Instant::now();
                 continue;
             }
-            idle_rounds += 1;
-            if progress.exhausted {
-                self.exhausted.push(space.id);
-            }
+            idle_rounds += made.len();
+            let exhausted = made.iter().filter(|(_, made)| made.exhausted);
+            self.exhausted.extend(exhausted.map(|(space, _)| space.id));
             let rounds = REVOLUTIONS * (resident as usize / PAGE_SIZE) / LOOKED_AT;
             // A program needs up to three rounds before the first shared page is moved.
             let turns = 3 * self.group.space_count();
@@ -271,268 +213,118 @@ impl Reclaimer {
         self.serve(deferred);
     }
 
-    /// Serves deferred faults. They stay deferred if other programs would have to wait for the gate.
+    /// Serves deferred faults.
     fn serve(&mut self, faults: Vec<DeferredFault<AddressSpace>>) {
-        for deferred in faults {
-            let (space, fault) = (&deferred.space, deferred.fault);
-            match self.service.serve(space, fault, Admission::Now) {
-                Resolution::GateMissed => {
-                    let is_listed = |other: &DeferredFault<_>| deferred.is_same(other);
-                    if !self.missed.iter().any(is_listed) {
-                        self.missed.push(deferred);
-                    }
-                    continue;
-                }
-                Resolution::Retry => wake(space, fault.page, 1),
-                Resolution::Done | Resolution::Queued => {}
+        for deferred in self.worker.serve(faults) {
+            let is_listed = |other: &DeferredFault<_>| deferred.is_same(other);
+            if !self.missed.iter().any(is_listed) {
+                self.missed.push(deferred);
             }
-            let resources = &self.group.resources;
-            // Of whatever kind it is, it waited for other pages to go out.
-            resources.note_wait(false, deferred.since.elapsed());
+        }
+    }
+
+    /// A round over an address space, and what those made that were handed out before.
+    fn rounds(
+        &mut self,
+        space: &Arc<AddressSpace>,
+        excess_bytes: u64,
+        is_exceeded: bool,
+    ) -> Vec<(Arc<AddressSpace>, Progress)> {
+        if is_exceeded || !self.group.deferred.is_empty() {
+            self.hand_out(space, excess_bytes);
+        }
+        #[cfg(not(simulated))]
+        self.group.hold_pool_limit(&mut self.worker.scratch);
+        let own = self.worker.round(space, excess_bytes);
+        let mut made = self.crew.collect();
+        made.push((space.clone(), own));
+        made
+    }
+
+    /// Notes what was stored. Returns whether that frees too little memory.
+    fn note_stored(&self, made: &[(Arc<AddressSpace>, Progress)]) -> bool {
+        let sum = |of: fn(&Progress) -> usize| made.iter().map(|(_, made)| of(made)).sum();
+        let (stored, refused) = (sum(|made| made.stored), sum(|made| made.refused));
+        self.group.compression.note(stored, refused)
+    }
+
+    /// Hands rounds out, besides that over `own`: to the address spaces whose turn would be next, until that is one with a
+    /// round or one that shares pages with others. Of those, the second of equal pages is stored as the first one's slot;
+    /// the simulation, in which all are relatives, does without.
+    fn hand_out(&mut self, own: &Arc<AddressSpace>, excess_bytes: u64) {
+        let worth = excess_bytes as usize / PAGE_SIZE / WORTH_A_ROUND;
+        let free = (self.crew.free()).min(worth.saturating_sub(self.crew.busy()));
+        if free == 0 {
+            return;
+        }
+        let candidates = self.candidates();
+        for _ in 0..free {
+            let next = next_of(&candidates, |space| {
+                !Arc::ptr_eq(space, own)
+                    && !self.crew.has(space)
+                    && (cfg!(simulated) || !space.fork.family.has_others(space))
+            });
+            let Some(space) = next else { break };
+            self.crew.hand_out(Job {
+                space,
+                excess_bytes,
+            });
         }
     }
 
     /// Chooses the address space of the next round, in proportion to evictable size.
     fn choose(&mut self) -> Option<Arc<AddressSpace>> {
         let mut spaces = self.group.spaces();
-        spaces.retain(|space| !self.exhausted.contains(&space.id));
+        spaces.retain(|space| !self.exhausted.contains(&space.id) && !self.crew.has(space));
         // Pages whose COW was broken come first: their copies use more memory until they are paged out.
-        let next = most_of(&spaces, |space| &space.clock.cow_broken).or_else(|| {
+        let listed = most_of(&spaces, |space| &space.clock.cow_broken).or_else(|| {
             // Next are pages whose copies in relatives were paged out, which saves no memory before
             // the originals are paged out, too.
             self.sibling_rounds = (self.sibling_rounds + 1) % SIBLING_ROUNDS;
             let siblings_first = self.sibling_rounds != 0;
             most_of(&spaces, |space| &space.clock.sibling_ranges).filter(|_| siblings_first)
         });
-        if next.is_some() {
-            return next;
-        }
-        let mut total = 0;
-        let mut best: Option<(i64, Arc<AddressSpace>)> = None;
-        // Programs with silent helpers are chosen only if there are no others.
+        listed.or_else(|| {
+            let mut candidates = self.candidates();
+            candidates.retain(|space| !self.crew.has(space));
+            next_of(&candidates, |_| true)
+        })
+    }
+
+    /// The address spaces that may have a round. Programs with silent helpers are among them only if there are no others.
+    fn candidates(&self) -> Vec<Arc<AddressSpace>> {
+        let spaces = self.group.spaces().into_iter();
         let (silent, others): (Vec<_>, Vec<_>) = spaces
-            .into_iter()
-            .filter(|space| can_be_commanded(space))
+            .filter(|space| !self.exhausted.contains(&space.id) && can_be_commanded(space))
             .partition(|space| space.is_silent());
-        for space in if others.is_empty() { silent } else { others } {
-            let unevictable = space.unevictable.pages() as i64;
-            let weight = (space.resident_pages() - unevictable).max(1);
-            total += weight;
-            let credit = space.clock.credit.fetch_add(weight, Ordering::Relaxed) + weight;
-            if best.as_ref().is_none_or(|(most, _)| credit > *most) {
-                best = Some((credit, space));
-            }
-        }
-        let (_, space) = best?;
-        space.clock.credit.fetch_sub(total, Ordering::Relaxed);
-        Some(space)
-    }
-
-    fn round(&mut self, space: &Arc<AddressSpace>, excess_bytes: u64) -> Progress {
-        let mut progress = Progress::default();
-        let target = self.command(space, excess_bytes, &mut progress);
-        if space.was_gate_missed() {
-            return progress;
-        }
-        #[cfg(not(simulated))]
-        self.group.hold_pool_limit(&mut self.scratch);
-        let surplus = lock(&space.stage).live().saturating_sub(target);
-        (progress.stored, progress.refused) = self.store_staged(space, surplus.min(BATCH));
-        let (busy, posted) = {
-            let port = lock(&space.helper_port);
-            (port.is_busy(), port.posted())
-        };
-        if busy && !space.channel.wait_done(posted, HELPER_PATIENCE) {
-            space.check_stopped();
-        } else if busy && let Ok(gate) = space.shared_within(GATE_PATIENCE) {
-            progress.add(Batch::settle(space, &gate));
-        }
-        progress
-    }
-
-    /// Settles the batch in flight and posts the next one. Returns the number of pages to keep staged.
-    fn command(
-        &self,
-        space: &Arc<AddressSpace>,
-        excess_bytes: u64,
-        progress: &mut Progress,
-    ) -> usize {
-        let target = stage_target(space);
-        let excess = (excess_bytes as usize).div_ceil(PAGE_SIZE);
-        let is_found = space.look_for_unevictable();
-        let Ok(gate) = space.shared_within(GATE_PATIENCE) else {
-            space.note_gate_missed();
-            return target;
-        };
-        if is_found {
-            space.count_unevictable(&gate);
-        }
-        progress.add(Batch::settle(space, &gate));
-        {
-            let mut port = lock(&space.helper_port);
-            progress.add(Some(std::mem::take(&mut port.carried)));
-            if port.is_busy() {
-                return target;
-            }
-        }
-        let staged = lock(&space.stage).live();
-        let wanted = (excess + target).saturating_sub(staged).min(BATCH);
-        let kept = self.kept_pages(space);
-        let now = self.group.resources.seconds();
-        let (batch, exhausted) = Batch::plan(space, &gate, (wanted, kept), now);
-        progress.exhausted = exhausted && batch.is_empty() && staged == 0;
-        let no_victims = wanted > 0 && batch.moves.is_empty();
-        if !batch.is_empty() {
-            space.unprotect_for_cow_break(&batch.moves);
-            if space.resources.carries() {
-                // The helper waits for its event to be read.
-                space.guard_helper();
-            }
-            batch.post(space, &gate);
-        }
-        if no_victims {
-            // There may be new mappings to register. Storing all staged pages frees the ring of places.
-            space.sampling.rescan.store(true, Ordering::Relaxed);
-            return 0;
-        }
-        target
-    }
-
-    /// Number of evictable pages that the hand leaves a program that runs: else reclaim could take each
-    /// page before its thread has used it, or before the other pages of an instruction are in.
-    fn kept_pages(&self, space: &AddressSpace) -> usize {
-        let resources = &self.group.resources;
-        let faulted = space.clock.faulted.load(Ordering::Relaxed);
-        if resources.seconds().saturating_sub(faulted) > KEPT_SECONDS {
-            return 0;
-        }
-        let limit = resources.resident_limit_bytes() as usize / PAGE_SIZE;
-        KEPT.min(limit / KEPT_DIVISOR / self.group.space_count().max(1))
-    }
-
-    /// Stores up to `count` of the oldest staged pages. Returns the numbers of stored and of put-back
-    /// pages.
-    fn store_staged(&mut self, space: &AddressSpace, count: usize) -> (usize, usize) {
-        let Some(attached) = space.attached() else {
-            return (0, 0);
-        };
-        lock(&space.stage).oldest(count, &mut self.oldest);
-        if self.oldest.is_empty() {
-            return (0, 0);
-        }
-        let pages = self.oldest.iter().map(|(_, page)| *page);
-        let mut candidates = DedupCandidates::find(space, pages);
-        let group = self.group.clone();
-        let yielding = group.resources.priority.yield_to_programs();
-        group.resources.free_pending();
-        let stored = self.read_and_store(space, attached, &mut candidates);
-        drop(yielding);
-        candidates.release(&self.group);
-        let (stored, refused) = self.split_incompressible(space, stored);
-        for (place, page) in &refused {
-            self.service.putback(space, *page, *place);
-        }
-        (self.commit(space, &stored), refused.len())
-    }
-
-    /// Separates pages that compress too little, and releases their slots. Pages of programs that
-    /// forked are always kept: their COW was broken for page-out, and they are stored once for all
-    /// relatives.
-    fn split_incompressible(
-        &self,
-        space: &AddressSpace,
-        stored: Vec<StoredPage>,
-    ) -> (Vec<StoredPage>, Vec<(StageIndex, VirtualPage)>) {
-        let (swap, compression) = (&self.group.resources.swap, &self.group.compression);
-        let pays = |(_, _, slot): &StoredPage| compression.pays(|| swap.stored_bytes(*slot));
-        if space.fork.forked.load(Ordering::Relaxed) || stored.iter().all(pays) {
-            return (stored, Vec::new());
-        }
-        let (stored, refused): (Vec<_>, Vec<_>) = stored.into_iter().partition(pays);
-        let slots: Vec<Slot> = refused.iter().map(|(_, _, slot)| *slot).collect();
-        swap.release_bulk(&slots);
-        let places = refused.iter().map(|(place, page, _)| (*place, *page));
-        (stored, places.collect())
-    }
-
-    /// Reads and stores the pages in `oldest`, up to the first failure.
-    fn read_and_store(
-        &mut self,
-        space: &AddressSpace,
-        attached: &Attached,
-        candidates: &mut DedupCandidates,
-    ) -> Vec<StoredPage> {
-        let place_of = |(place, _): &(StageIndex, VirtualPage)| space.stage_address(*place);
-        let places: Vec<u64> = self.oldest.iter().map(place_of).collect();
-        let buffer = &mut self.buffer[..places.len()];
-        // A page that was returned meanwhile may be missing from the stage; reading stops there.
-        let read = attached
-            .inspector
-            .copy_out(&places, buffer.as_flattened_mut())
-            .unwrap_or(0);
-        let mut stored = Vec::with_capacity(read);
-        for (index, (place, page)) in self.oldest[..read].iter().enumerate() {
-            let contents = &self.buffer[index];
-            if let Some(slot) = candidates.take(index, contents, &self.group, &mut self.scratch) {
-                stored.push((*place, *page, slot));
-                continue;
-            }
-            match space.store(contents, &mut self.scratch) {
-                Ok(slot) => stored.push((*place, *page, slot)),
-                Err(_) => {
-                    // The page stays in the stage; the swap space counts the cause.
-                    self.group.resources.errors.fetch_add(1, Ordering::Relaxed);
-                    break;
-                }
-            }
-        }
-        stored
-    }
-
-    /// Changes stored pages from `Staged` to `Swapped`. A page that was touched or moved meanwhile
-    /// keeps its state, and all of them if the gate is not available.
-    fn commit(&self, space: &AddressSpace, stored: &[StoredPage]) -> usize {
-        let mut unwanted = Vec::new();
-        let mut count = 0;
-        if let Ok(gate) = space.shared_within(GATE_PATIENCE) {
-            for (place, page, slot) in stored {
-                let entry = gate.table().entry(*page);
-                let sample = lock(&space.stage).sample(*place);
-                let shadow = Shadow::new(space.resources.refaults.age(), sample);
-                if entry.replace(PageState::Staged(*place), PageState::Swapped(*slot, shadow)) {
-                    let now = space.resources.refaults.note_out(*slot);
-                    if let Some(list) = sample {
-                        lock(&space.clock.replacement).evicted(now, list);
-                    }
-                    lock(&space.stage).retire(*place);
-                    count += 1;
-                } else {
-                    unwanted.push(*slot);
-                }
-            }
-        } else {
-            space.note_gate_missed();
-            unwanted.extend(stored.iter().map(|(_, _, slot)| *slot));
-        }
-        self.group
-            .resources
-            .counters
-            .pages_out
-            .fetch_add(count as u64, Ordering::Relaxed);
-        self.group.resources.swap.release_bulk(&unwanted);
-        count
+        if others.is_empty() { silent } else { others }
     }
 }
 
-/// Number of pages of a program to keep staged as swap cache, where a touch finds them: a small part of
-/// the limit for all programs together.
-fn stage_target(space: &AddressSpace) -> usize {
-    let group = &space.resources;
-    let limit = group.resident_limit_bytes() / PAGE_SIZE as u64;
-    let of_all = (limit / 256).clamp(BATCH as u64, 1024);
-    let own = space.resident_pages().max(0) as u64;
-    let resident = group.charged_pages().max(1);
-    (of_all * own / resident).max(STAGED_AT_LEAST) as usize
+/// The address space whose turn is next, in proportion to evictable size, if `is_wanted`.
+fn next_of(
+    candidates: &[Arc<AddressSpace>],
+    is_wanted: impl Fn(&Arc<AddressSpace>) -> bool,
+) -> Option<Arc<AddressSpace>> {
+    let weight = |space: &AddressSpace| {
+        let unevictable = space.unevictable.pages() as i64;
+        (space.resident_pages() - unevictable).max(1)
+    };
+    let weights: Vec<i64> = candidates.iter().map(|space| weight(space)).collect();
+    let credit = |(space, weight): &(&Arc<AddressSpace>, &i64)| {
+        space.clock.credit.load(Ordering::Relaxed) + **weight
+    };
+    // Of equals, the first.
+    let (next, _) = candidates.iter().zip(&weights).rev().max_by_key(credit)?;
+    if !is_wanted(next) {
+        return None;
+    }
+    for (space, weight) in candidates.iter().zip(&weights) {
+        space.clock.credit.fetch_add(*weight, Ordering::Relaxed);
+    }
+    let total: i64 = weights.iter().sum();
+    next.clock.credit.fetch_sub(total, Ordering::Relaxed);
+    Some(next.clone())
 }
 
 /// Whether a batch can be posted to the program's helper, and may be.

@@ -138,8 +138,8 @@ impl Governor {
     /// Runs until the group stops.
     pub(crate) fn run(&mut self) {
         thread::set_timer_slack(50_000);
-        // A late sample lets programs outgrow the limit before they are managed.
-        thread::set_standing(thread::current_id(), Standing::Before);
+        // A late sample lets programs outgrow the limit before they are managed: the more so, the more of them run.
+        thread::set_standing(thread::current_id(), Standing::First);
         let group = self.group.clone();
         let alarm = group.resources.activity.alarm();
         if let Err(error) = alarm.adopt() {
