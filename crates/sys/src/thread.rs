@@ -141,7 +141,9 @@ const CALLER: u32 = 0;
 /// lower nice value needs a privilege. (Kernels before 6.12 ignore the slice. In later ones a waking thread
 /// preempts one with a longer slice at once, another only at the next tick.)
 pub fn set_standing(thread: u32, standing: Standing) -> bool {
-    set_schedule(thread, standing.nice(), standing.slice())
+    let is_set = set_schedule(thread, standing.nice(), standing.slice());
+    // `RLIMIT_NICE` may allow the next best.
+    is_set || standing == Standing::First && set_standing(thread, Standing::Before)
 }
 
 /// Puts the calling thread behind the others and yields to the thread it preempted: the kernel by itself

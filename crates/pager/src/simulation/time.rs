@@ -5,7 +5,7 @@
 
 use shuttle::thread;
 use std::cell::Cell;
-use std::ops::Add;
+use std::ops::{Add, AddAssign};
 use std::time::Duration;
 
 thread_local! {
@@ -40,6 +40,12 @@ impl Instant {
     /// A moment before this one.
     pub(crate) fn checked_sub(self, duration: Duration) -> Option<Instant> {
         self.0.checked_sub(duration).map(Instant)
+    }
+}
+
+impl AddAssign<Duration> for Instant {
+    fn add_assign(&mut self, duration: Duration) {
+        *self = *self + duration;
     }
 }
 

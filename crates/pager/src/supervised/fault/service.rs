@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Buffers of one thread that serves faults: a handler, the governor or the reclaimer.
+/// Buffers of one thread that serves faults: a handler, the governor, the reclaimer or one of its crew.
 pub(crate) struct FaultService {
     /// The group whose faults the thread serves.
     pub group: Arc<Group>,

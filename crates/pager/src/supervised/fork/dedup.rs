@@ -18,7 +18,7 @@ const CANDIDATES: usize = 3;
 /// Longest wait for a relative's gate. Longer finds more duplicates and delays reclaim.
 const PATIENCE: Duration = Duration::from_micros(500);
 
-/// Slots of relatives at the same addresses, with one reference each. The reclaimer owns it.
+/// Slots of relatives at the same addresses, with one reference each. A round owns it.
 pub(crate) struct DedupCandidates {
     /// For each page.
     candidates: Vec<Vec<Slot>>,

@@ -1,21 +1,28 @@
 //! Threads that help the reclaimer while programs wait for room, or exceed the limit, as far as CPUs are idle.
 //!
 //! The reclaimer hands out rounds, goes on with others itself, and takes note of what each made later. It alone chooses the
-//! address spaces, none of which has two rounds at a time.
+//! address spaces, none of which has two rounds at a time. A thread needs the right to raise its priority again
+//! (`CAP_SYS_NICE`): it compresses behind all programs, but not what it does inside a gate.
 //!
 //! A seat is *empty*; the reclaimer *posts* a job there; its thread *takes* it, and leaves it *done* until the reclaimer
 //! collects it.
 
 use crate::supervised::group::Group;
-use crate::supervised::reclaim::round::{GATE_PATIENCE, Progress, Worker};
+use crate::supervised::reclaim::priority::ReclaimerPriority;
+use crate::supervised::reclaim::round::{Progress, Worker, can_be_commanded};
 use crate::supervised::space::AddressSpace;
 use crate::sync::{Event, Mutex, lock};
+use crate::time::Instant;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Longest wait for a job before the thread looks whether the group stops.
 const IDLE: Duration = Duration::from_secs(1);
+
+/// Time after which a round is hurried. Longer leaves programs more of busy CPUs, and an address space longer without another
+/// round.
+const UNHURRIED: Duration = Duration::from_millis(5);
 
 /// What the reclaimer hands out: a round over an address space.
 pub(crate) struct Job {
@@ -25,12 +32,6 @@ pub(crate) struct Job {
     pub excess_bytes: u64,
 }
 
-impl Job {
-    fn run(self, worker: &mut Worker) -> Progress {
-        worker.round(&self.space, self.excess_bytes)
-    }
-}
-
 /// Where one thread gets its jobs.
 pub(crate) struct Seat {
     desk: Mutex<Desk>,
@@ -38,6 +39,8 @@ pub(crate) struct Seat {
     posted: Event,
     /// Wakes the reclaimer. All seats share it.
     done: Arc<Event>,
+    /// The thread's: behind programs while it compresses, unless it is hurried.
+    priority: Arc<ReclaimerPriority>,
 }
 
 #[derive(Default)]
@@ -55,10 +58,12 @@ impl Seat {
             desk: Mutex::default(),
             posted: Event::default(),
             done: done.clone(),
+            priority: Arc::default(),
         })
     }
 
     fn post(&self, job: Job) {
+        self.priority.note_room();
         *lock(&self.desk) = Desk::Posted(job);
         self.posted.notify();
     }
@@ -90,14 +95,19 @@ impl Seat {
 
     /// Does the jobs that are posted here, until the group stops.
     pub(crate) fn attend(&self, group: &Arc<Group>) {
-        let mut worker = Worker::that_helps(group.clone());
+        #[cfg(not(simulated))]
+        self.priority.begin();
+        let mut worker = Worker::that_helps(group.clone(), self.priority.clone());
         while !group.stopping.load(Ordering::Relaxed) {
-            let has_unfinished = worker.service.has_unfinished();
-            self.posted
-                .wait(if has_unfinished { GATE_PATIENCE } else { IDLE });
-            worker.service.finish_loads();
+            self.posted.wait(IDLE);
             if let Some(job) = self.take() {
-                let progress = job.run(&mut worker);
+                // It was chosen some time ago.
+                let progress = if can_be_commanded(&job.space) {
+                    worker.round(&job.space, job.excess_bytes)
+                } else {
+                    Progress::default()
+                };
+                drop(job);
                 *lock(&self.desk) = Desk::Done(progress);
                 self.done.notify();
             }
@@ -105,10 +115,17 @@ impl Seat {
     }
 }
 
+/// The round that a seat has.
+struct Round {
+    /// The address space's ID.
+    of: u64,
+    since: Instant,
+}
+
 /// The threads that help. The reclaimer owns it.
 pub(crate) struct Crew {
-    /// The seats, each with the address space that has its round.
-    seats: Vec<(Arc<Seat>, Option<Arc<AddressSpace>>)>,
+    /// The seats, each with its round that is not collected.
+    seats: Vec<(Arc<Seat>, Option<Round>)>,
     done: Arc<Event>,
     /// The group, as long as further threads may be started.
     group: Option<Arc<Group>>,
@@ -155,42 +172,60 @@ impl Crew {
 
     /// Number of rounds that are handed out and not collected.
     pub(crate) fn busy(&self) -> usize {
-        let busy = self.seats.iter().filter(|(_, has)| has.is_some());
+        let busy = self.seats.iter().filter(|(_, round)| round.is_some());
         busy.count()
     }
 
     /// Whether an address space has a round that is not collected.
-    pub(crate) fn has(&self, space: &Arc<AddressSpace>) -> bool {
-        let its = self.seats.iter().filter_map(|(_, has)| has.as_ref());
-        its.into_iter().any(|other| Arc::ptr_eq(other, space))
+    pub(crate) fn has(&self, space: &AddressSpace) -> bool {
+        let mut rounds = self.seats.iter().filter_map(|(_, round)| round.as_ref());
+        rounds.any(|round| round.of == space.id)
     }
 
     /// Hands a round out. If no thread can be started for it, none is made.
     pub(crate) fn hand_out(&mut self, job: Job) {
-        let free = self.seats.iter().position(|(_, has)| has.is_none());
+        let free = self.seats.iter().position(|(_, round)| round.is_none());
         let Some(number) = free.or_else(|| self.start()) else {
             return;
         };
-        let (seat, has) = &mut self.seats[number];
-        *has = Some(job.space.clone());
+        let (seat, round) = &mut self.seats[number];
+        *round = Some(Round {
+            of: job.space.id,
+            since: Instant::now(),
+        });
         seat.post(job);
     }
 
-    /// What was made since, of which address space.
-    pub(crate) fn collect(&mut self) -> Vec<(Arc<AddressSpace>, Progress)> {
+    /// What was made since, by the ID of the address space. Hurries what takes long.
+    pub(crate) fn collect(&mut self) -> Vec<(u64, Progress)> {
         let mut made = Vec::new();
-        for (seat, has) in &mut self.seats {
-            if has.is_some()
-                && let Some(progress) = seat.collect()
-            {
-                made.extend(has.take().map(|space| (space, progress)));
+        for (seat, round) in &mut self.seats {
+            let Some(Round { of, since }) = round else {
+                continue;
+            };
+            if let Some(progress) = seat.collect() {
+                made.push((*of, progress));
+                *round = None;
+            } else if since.elapsed() > UNHURRIED {
+                seat.priority.note_pressure();
             }
         }
         made
     }
 
-    /// Waits until something is to be collected, at most `patience`.
+    /// No more rounds are handed out.
+    #[cfg(not(simulated))]
+    pub(crate) fn dismiss(&mut self) {
+        (self.group, self.most) = (None, self.busy());
+    }
+
+    /// Hurries all rounds, and waits until one may be collected, at most `patience`.
     pub(crate) fn wait(&self, patience: Duration) {
+        for (seat, round) in &self.seats {
+            if round.is_some() {
+                seat.priority.note_pressure();
+            }
+        }
         self.done.wait(patience);
     }
 

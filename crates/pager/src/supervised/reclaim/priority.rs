@@ -25,14 +25,16 @@ pub(crate) struct ReclaimerPriority {
 }
 
 impl ReclaimerPriority {
-    /// Makes the calling thread the reclaimer and raises its priority.
-    pub(crate) fn begin(&self) {
+    /// Makes the calling thread the reclaimer, or one that helps it, and raises its priority. Returns whether it may.
+    pub(crate) fn begin(&self) -> bool {
         let thread = thread::current_id();
-        if thread::set_standing(thread, Standing::Before) {
+        let may_raise = thread::set_standing(thread, Standing::Before);
+        if may_raise {
             self.thread.store(thread, Ordering::Relaxed);
         } else {
             thread::set_standing(thread, Standing::Equal);
         }
+        may_raise
     }
 
     /// The reclaimer, if it may raise its priority.

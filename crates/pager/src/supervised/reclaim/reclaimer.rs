@@ -8,12 +8,14 @@ use crate::backoff::NoProgress;
 use crate::page::{PageRange, bytes};
 use crate::page_state::MOST_SKIPS;
 use crate::supervised::fault::deferred::DeferredFault;
+use crate::supervised::fault::message::{Admission, Resolution};
+use crate::supervised::fault::primitives::wake;
 use crate::supervised::group::{Group, Watermarks};
 #[cfg(not(simulated))]
 use crate::supervised::reclaim::affinity::AffinityFollower;
 use crate::supervised::reclaim::batch::plan::LOOKED_AT;
 use crate::supervised::reclaim::crew::{Crew, Job};
-use crate::supervised::reclaim::round::{BATCH, GATE_PATIENCE, Progress, Worker};
+use crate::supervised::reclaim::round::{BATCH, GATE_PATIENCE, Progress, Worker, can_be_commanded};
 use crate::supervised::space::AddressSpace;
 use crate::sync::{Mutex, lock};
 use crate::time::Instant;
@@ -75,7 +77,9 @@ impl Reclaimer {
     /// Runs until the group stops.
     #[cfg(not(simulated))]
     pub(crate) fn run(&mut self) {
-        self.group.resources.priority.begin();
+        if !self.group.resources.priority.begin() {
+            self.crew.dismiss();
+        }
         let mut affinity = AffinityFollower::new();
         while !self.group.stopping.load(Ordering::Relaxed) {
             self.wait();
@@ -105,8 +109,6 @@ impl Reclaimer {
     /// handlers left.
     pub(crate) fn reclaim(&mut self) {
         self.worker.service.finish_loads();
-        let made = self.crew.collect();
-        self.note_stored(&made);
         let missed = std::mem::take(&mut self.missed);
         self.serve(missed);
         self.reclaim_to_watermark();
@@ -139,12 +141,17 @@ impl Reclaimer {
             if resident <= marks.stop || self.group.stopping.load(Ordering::Relaxed) {
                 break;
             }
+            #[cfg(not(simulated))]
+            self.group.hold_pool_limit(&mut self.worker.scratch);
             let excess = resident - marks.stop;
+            let is_waited_for = resident > marks.hard || !self.group.deferred.is_empty();
             let made = match self.choose() {
-                Some(space) => self.rounds(&space, excess, resident > marks.hard),
-                // What is left has a round.
+                Some(space) => self.rounds(&space, excess, is_waited_for && idle_rounds == 0),
+                // What is left has a round, for which the search waits.
                 None if self.crew.busy() > 0 => {
+                    let began = Instant::now();
                     self.crew.wait(CREW_PATIENCE);
+                    idle_since += began.elapsed();
                     self.crew.collect()
                 }
                 None => {
@@ -161,11 +168,12 @@ impl Reclaimer {
             }
             idle_rounds += made.len();
             let exhausted = made.iter().filter(|(_, made)| made.exhausted);
-            self.exhausted.extend(exhausted.map(|(space, _)| space.id));
+            self.exhausted.extend(exhausted.map(|(id, _)| *id));
             let rounds = REVOLUTIONS * (resident as usize / PAGE_SIZE) / LOOKED_AT;
             // A program needs up to three rounds before the first shared page is moved.
             let turns = 3 * self.group.space_count();
-            if futile || idle_rounds > 20 + rounds + turns {
+            let is_long = idle_rounds > 20 + rounds + turns && self.crew.busy() == 0;
+            if futile || is_long {
                 self.give_up(futile, idle_since.elapsed());
                 break;
             }
@@ -213,36 +221,45 @@ impl Reclaimer {
         self.serve(deferred);
     }
 
-    /// Serves deferred faults.
+    /// Serves deferred faults. They stay deferred if other programs would have to wait for the gate.
     fn serve(&mut self, faults: Vec<DeferredFault<AddressSpace>>) {
-        for deferred in self.worker.serve(faults) {
-            let is_listed = |other: &DeferredFault<_>| deferred.is_same(other);
-            if !self.missed.iter().any(is_listed) {
-                self.missed.push(deferred);
+        for deferred in faults {
+            let (space, fault) = (&deferred.space, deferred.fault);
+            match self.worker.service.serve(space, fault, Admission::Now) {
+                Resolution::GateMissed => {
+                    let is_listed = |other: &DeferredFault<_>| deferred.is_same(other);
+                    if !self.missed.iter().any(is_listed) {
+                        self.missed.push(deferred);
+                    }
+                    continue;
+                }
+                Resolution::Retry => wake(space, fault.page, 1),
+                Resolution::Done | Resolution::Queued => {}
             }
+            let resources = &self.group.resources;
+            // Of whatever kind it is, it waited for other pages to go out.
+            resources.note_wait(false, deferred.since.elapsed());
         }
     }
 
-    /// A round over an address space, and what those made that were handed out before.
+    /// A round over an address space, and what those made that were handed out before, by the IDs of the address spaces.
     fn rounds(
         &mut self,
         space: &Arc<AddressSpace>,
         excess_bytes: u64,
-        is_exceeded: bool,
-    ) -> Vec<(Arc<AddressSpace>, Progress)> {
-        if is_exceeded || !self.group.deferred.is_empty() {
+        with_help: bool,
+    ) -> Vec<(u64, Progress)> {
+        if with_help {
             self.hand_out(space, excess_bytes);
         }
-        #[cfg(not(simulated))]
-        self.group.hold_pool_limit(&mut self.worker.scratch);
         let own = self.worker.round(space, excess_bytes);
         let mut made = self.crew.collect();
-        made.push((space.clone(), own));
+        made.push((space.id, own));
         made
     }
 
     /// Notes what was stored. Returns whether that frees too little memory.
-    fn note_stored(&self, made: &[(Arc<AddressSpace>, Progress)]) -> bool {
+    fn note_stored(&self, made: &[(u64, Progress)]) -> bool {
         let sum = |of: fn(&Progress) -> usize| made.iter().map(|(_, made)| of(made)).sum();
         let (stored, refused) = (sum(|made| made.stored), sum(|made| made.refused));
         self.group.compression.note(stored, refused)
@@ -259,12 +276,14 @@ impl Reclaimer {
         }
         let candidates = self.candidates();
         for _ in 0..free {
-            let next = next_of(&candidates, |space| {
-                !Arc::ptr_eq(space, own)
-                    && !self.crew.has(space)
-                    && (cfg!(simulated) || !space.fork.family.has_others(space))
-            });
-            let Some(space) = next else { break };
+            let Some(space) = turn_of(&candidates, |_| true) else {
+                break;
+            };
+            let is_alone = cfg!(simulated) || !space.fork.family.has_others(&space);
+            if Arc::ptr_eq(&space, own) || self.crew.has(&space) || !is_alone {
+                break;
+            }
+            take_turn(&candidates, &space);
             self.crew.hand_out(Job {
                 space,
                 excess_bytes,
@@ -285,9 +304,11 @@ impl Reclaimer {
             most_of(&spaces, |space| &space.clock.sibling_ranges).filter(|_| siblings_first)
         });
         listed.or_else(|| {
-            let mut candidates = self.candidates();
-            candidates.retain(|space| !self.crew.has(space));
-            next_of(&candidates, |_| true)
+            let candidates = self.candidates();
+            // Those that have a round gain credit meanwhile.
+            let space = turn_of(&candidates, |space| !self.crew.has(space))?;
+            take_turn(&candidates, &space);
+            Some(space)
         })
     }
 
@@ -301,42 +322,33 @@ impl Reclaimer {
     }
 }
 
-/// The address space whose turn is next, in proportion to evictable size, if `is_wanted`.
-fn next_of(
-    candidates: &[Arc<AddressSpace>],
-    is_wanted: impl Fn(&Arc<AddressSpace>) -> bool,
-) -> Option<Arc<AddressSpace>> {
-    let weight = |space: &AddressSpace| {
-        let unevictable = space.unevictable.pages() as i64;
-        (space.resident_pages() - unevictable).max(1)
-    };
-    let weights: Vec<i64> = candidates.iter().map(|space| weight(space)).collect();
-    let credit = |(space, weight): &(&Arc<AddressSpace>, &i64)| {
-        space.clock.credit.load(Ordering::Relaxed) + **weight
-    };
-    // Of equals, the first.
-    let (next, _) = candidates.iter().zip(&weights).rev().max_by_key(credit)?;
-    if !is_wanted(next) {
-        return None;
-    }
-    for (space, weight) in candidates.iter().zip(&weights) {
-        space.clock.credit.fetch_add(*weight, Ordering::Relaxed);
-    }
-    let total: i64 = weights.iter().sum();
-    next.clock.credit.fetch_sub(total, Ordering::Relaxed);
-    Some(next.clone())
+/// What an address space gains of credit each turn.
+fn weight(space: &AddressSpace) -> i64 {
+    let unevictable = space.unevictable.pages() as i64;
+    (space.resident_pages() - unevictable).max(1)
 }
 
-/// Whether a batch can be posted to the program's helper, and may be.
-fn can_be_commanded(space: &AddressSpace) -> bool {
-    space.attached().is_some()
-        && !space.is_dead()
-        && !space.is_detached()
-        && !space.is_held()
-        && !space.is_stopped()
-        && !space.is_spared()
-        && !space.was_gate_missed()
-        && space.is_sealed()
+/// The address space whose turn it is, in proportion to evictable size, of those that are free.
+fn turn_of(
+    candidates: &[Arc<AddressSpace>],
+    is_free: impl Fn(&AddressSpace) -> bool,
+) -> Option<Arc<AddressSpace>> {
+    let credit =
+        |space: &&Arc<AddressSpace>| space.clock.credit.load(Ordering::Relaxed) + weight(space);
+    let free = candidates.iter().filter(|space| is_free(space));
+    // Of equals, the first.
+    free.rev().max_by_key(credit).cloned()
+}
+
+/// Takes the turn of an address space.
+fn take_turn(candidates: &[Arc<AddressSpace>], next: &AddressSpace) {
+    let mut total = 0;
+    for space in candidates {
+        let weight = weight(space);
+        total += weight;
+        space.clock.credit.fetch_add(weight, Ordering::Relaxed);
+    }
+    next.clock.credit.fetch_sub(total, Ordering::Relaxed);
 }
 
 /// The address space with the most pages in `list`, among those that can take a batch now.

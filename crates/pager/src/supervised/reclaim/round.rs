@@ -9,9 +9,6 @@
 use crate::page::VirtualPage;
 use crate::page_state::{PageState, StageIndex};
 use crate::replacement::Shadow;
-use crate::supervised::fault::deferred::DeferredFault;
-use crate::supervised::fault::message::{Admission, Resolution};
-use crate::supervised::fault::primitives::wake;
 use crate::supervised::fault::service::FaultService;
 use crate::supervised::fork::dedup::DedupCandidates;
 use crate::supervised::group::Group;
@@ -56,7 +53,7 @@ pub(crate) struct Worker {
     /// Serves deferred faults and puts pages back.
     pub service: FaultService,
     /// The scheduling priority of a thread that helps; the reclaimer's is the group's.
-    priority: Option<ReclaimerPriority>,
+    priority: Option<Arc<ReclaimerPriority>>,
 }
 
 /// A staged page's place, its owner, and the slot in which it was stored.
@@ -103,39 +100,12 @@ impl Worker {
         }
     }
 
-    /// That of a thread that helps the reclaimer, and has less priority than programs while it compresses.
-    pub(crate) fn that_helps(group: Arc<Group>) -> Worker {
-        let priority = ReclaimerPriority::default();
-        #[cfg(not(simulated))]
-        priority.begin();
+    /// That of a thread that helps the reclaimer.
+    pub(crate) fn that_helps(group: Arc<Group>, priority: Arc<ReclaimerPriority>) -> Worker {
         Worker {
             priority: Some(priority),
             ..Worker::new(group)
         }
-    }
-
-    /// Serves deferred faults. Returns those of programs whose gate was missed: they stay deferred, as other programs would
-    /// have to wait.
-    pub(crate) fn serve(
-        &mut self,
-        faults: Vec<DeferredFault<AddressSpace>>,
-    ) -> Vec<DeferredFault<AddressSpace>> {
-        let mut missed = Vec::new();
-        for deferred in faults {
-            let (space, fault) = (&deferred.space, deferred.fault);
-            match self.service.serve(space, fault, Admission::Now) {
-                Resolution::GateMissed => {
-                    missed.push(deferred);
-                    continue;
-                }
-                Resolution::Retry => wake(space, fault.page, 1),
-                Resolution::Done | Resolution::Queued => {}
-            }
-            // Of whatever kind it is, it waited for other pages to go out.
-            let resources = &self.group.resources;
-            resources.note_wait(false, deferred.since.elapsed());
-        }
-        missed
     }
 
     /// One round over an address space, of which no other thread has one meanwhile.
@@ -232,14 +202,14 @@ impl Worker {
         let pages = self.oldest.iter().map(|(_, page)| *page);
         let mut candidates = DedupCandidates::find(space, pages);
         let group = self.group.clone();
-        let own = self.priority.take();
-        let yielding = (own.as_ref())
-            .unwrap_or(&group.resources.priority)
-            .yield_to_programs();
-        group.resources.free_pending();
+        let own = self.priority.clone();
+        let priority = own.as_deref().unwrap_or(&group.resources.priority);
+        let yielding = priority.yield_to_programs();
+        if own.is_none() {
+            group.resources.free_pending();
+        }
         let stored = self.read_and_store(space, attached, &mut candidates);
         drop(yielding);
-        self.priority = own;
         candidates.release(&self.group);
         let (stored, refused) = self.split_incompressible(space, stored);
         for (place, page) in &refused {
@@ -346,4 +316,16 @@ fn stage_target(space: &AddressSpace) -> usize {
     let own = space.resident_pages().max(0) as u64;
     let resident = group.charged_pages().max(1);
     (of_all * own / resident).max(STAGED_AT_LEAST) as usize
+}
+
+/// Whether a batch can be posted to the program's helper, and may be.
+pub(crate) fn can_be_commanded(space: &AddressSpace) -> bool {
+    space.attached().is_some()
+        && !space.is_dead()
+        && !space.is_detached()
+        && !space.is_held()
+        && !space.is_stopped()
+        && !space.is_spared()
+        && !space.was_gate_missed()
+        && space.is_sealed()
 }

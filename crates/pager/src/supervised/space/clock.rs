@@ -5,7 +5,7 @@ use crate::replacement::Replacement;
 use crate::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
-/// The clock hand of an address space, and ranges that are paged out ahead of it. The reclaimer moves
+/// The clock hand of an address space, and ranges that are paged out ahead of it. A round moves
 /// the hand; other threads read it as a hint (Relaxed).
 #[derive(Debug, Default)]
 pub(crate) struct Clock {

@@ -65,9 +65,9 @@ impl Run {
 ///
 /// | step | file | by |
 /// |---|---|---|
-/// | `Batch::plan` | `plan` | the reclaimer |
-/// | `Batch::post` | `post` | the reclaimer |
-/// | `Batch::settle` | `settle` | the thread that needs the outcome first: the reclaimer, a fault on a page of the batch, an event or a fork |
+/// | `Batch::plan` | `plan` | a round |
+/// | `Batch::post` | `post` | a round |
+/// | `Batch::settle` | `settle` | the thread that needs the outcome first: a round, a fault on a page of the batch, an event or a fork |
 /// | `Batch::settle_with` | `settle` | the handler that takes the gate over from a stopped helper |
 #[derive(Debug, Default)]
 pub(crate) struct Batch {

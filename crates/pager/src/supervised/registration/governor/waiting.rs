@@ -6,6 +6,7 @@
 //! thread of its own waits for the program, at most for the time after which events are applied in any case
 //! (`events/read.rs`); its result is taken at a later tick.
 
+use memfold_sys::thread::{self, Standing};
 use std::collections::HashMap;
 use std::thread::JoinHandle;
 
@@ -78,6 +79,11 @@ impl<T: Send + 'static> Waiting<T> {
             return;
         }
         let thread = std::thread::Builder::new().name("unregister".to_owned());
+        let step = || {
+            // As the handlers: it may read events for long.
+            thread::set_standing(thread::current_id(), Standing::Before);
+            step()
+        };
         // Where no thread can be started, the next tick tries again.
         if let Ok(thread) = thread.spawn(step) {
             self.missed.remove(&space);
