@@ -36,8 +36,8 @@ pub(crate) const BEACON: VirtualPage = VirtualPage(0x80);
 const STAGE: VirtualPage = VirtualPage(0x100);
 /// Longest wait of the governor for a gate, as on a host.
 const GOVERNOR_PATIENCE: Duration = Duration::from_millis(5);
-/// In one of so many seeds, the last, another thread helps the reclaimer.
-const HELPED: u64 = 4;
+/// One seed in `CREW_PERIOD` has a thread that helps the reclaimer.
+const CREW_PERIOD: u64 = 4;
 
 /// memfold and its programs in one execution.
 pub(crate) struct World {
@@ -385,8 +385,8 @@ impl World {
     /// The reclaimer's thread. What waits for room when it begins to reclaim is served before it sleeps
     /// again.
     pub(crate) fn reclaim(&self) {
-        let helpers = usize::from(self.seed % HELPED == HELPED - 1);
-        let (crew, seats) = Crew::of_seats(helpers);
+        let helpers = usize::from(self.seed % CREW_PERIOD == CREW_PERIOD - 1);
+        let (crew, seats) = Crew::of_seats(self.group.clone(), helpers);
         for seat in seats {
             let group = self.group.clone();
             self.keep(named("crew", move || seat.attend(&group)));

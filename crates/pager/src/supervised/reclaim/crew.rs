@@ -3,9 +3,6 @@
 //! The reclaimer hands out rounds, goes on with others itself, and takes note of what each made later. It alone chooses the
 //! address spaces, none of which has two rounds at a time. A thread needs the right to raise its priority again
 //! (`CAP_SYS_NICE`): it compresses behind all programs, but not what it does inside a gate.
-//!
-//! A seat is *empty*; the reclaimer *posts* a job there; its thread *takes* it, and leaves it *done* until the reclaimer
-//! collects it.
 
 use crate::supervised::group::Group;
 use crate::supervised::reclaim::priority::ReclaimerPriority;
@@ -34,7 +31,10 @@ pub(crate) struct Job {
 
 /// Where one thread gets its jobs.
 pub(crate) struct Seat {
-    desk: Mutex<Desk>,
+    /// The round to make, until the thread takes it.
+    job: Mutex<Option<Job>>,
+    /// What it made, until the reclaimer collects it.
+    progress: Mutex<Option<Progress>>,
     /// Wakes the thread.
     posted: Event,
     /// Wakes the reclaimer. All seats share it.
@@ -43,19 +43,11 @@ pub(crate) struct Seat {
     priority: Arc<ReclaimerPriority>,
 }
 
-#[derive(Default)]
-enum Desk {
-    #[default]
-    Empty,
-    Posted(Job),
-    Taken,
-    Done(Progress),
-}
-
 impl Seat {
     fn new(done: &Arc<Event>) -> Arc<Seat> {
         Arc::new(Seat {
-            desk: Mutex::default(),
+            job: Mutex::default(),
+            progress: Mutex::default(),
             posted: Event::default(),
             done: done.clone(),
             priority: Arc::default(),
@@ -64,33 +56,8 @@ impl Seat {
 
     fn post(&self, job: Job) {
         self.priority.note_room();
-        *lock(&self.desk) = Desk::Posted(job);
+        *lock(&self.job) = Some(job);
         self.posted.notify();
-    }
-
-    fn take(&self) -> Option<Job> {
-        let mut desk = lock(&self.desk);
-        match std::mem::take(&mut *desk) {
-            Desk::Posted(job) => {
-                *desk = Desk::Taken;
-                Some(job)
-            }
-            other => {
-                *desk = other;
-                None
-            }
-        }
-    }
-
-    fn collect(&self) -> Option<Progress> {
-        let mut desk = lock(&self.desk);
-        match std::mem::take(&mut *desk) {
-            Desk::Done(progress) => Some(progress),
-            other => {
-                *desk = other;
-                None
-            }
-        }
     }
 
     /// Does the jobs that are posted here, until the group stops.
@@ -100,7 +67,8 @@ impl Seat {
         let mut worker = Worker::that_helps(group.clone(), self.priority.clone());
         while !group.stopping.load(Ordering::Relaxed) {
             self.posted.wait(IDLE);
-            if let Some(job) = self.take() {
+            let job = lock(&self.job).take();
+            if let Some(job) = job {
                 // It was chosen some time ago.
                 let progress = if can_be_commanded(&job.space) {
                     worker.round(&job.space, job.excess_bytes)
@@ -108,7 +76,7 @@ impl Seat {
                     Progress::default()
                 };
                 drop(job);
-                *lock(&self.desk) = Desk::Done(progress);
+                *lock(&self.progress) = Some(progress);
                 self.done.notify();
             }
         }
@@ -127,8 +95,7 @@ pub(crate) struct Crew {
     /// The seats, each with its round that is not collected.
     seats: Vec<(Arc<Seat>, Option<Round>)>,
     done: Arc<Event>,
-    /// The group, as long as further threads may be started.
-    group: Option<Arc<Group>>,
+    group: Arc<Group>,
     /// The CPUs on which they may run.
     cpus: Vec<usize>,
     most: usize,
@@ -144,7 +111,7 @@ impl Crew {
         Crew {
             seats: Vec::new(),
             done: Arc::default(),
-            group: Some(group),
+            group,
             most: cpus.len().saturating_sub(1).min(MOST),
             cpus,
         }
@@ -152,14 +119,14 @@ impl Crew {
 
     /// Of so many threads, which are still to attend to their seats.
     #[cfg(simulated)]
-    pub(crate) fn of_seats(number: usize) -> (Crew, Vec<Arc<Seat>>) {
+    pub(crate) fn of_seats(group: Arc<Group>, number: usize) -> (Crew, Vec<Arc<Seat>>) {
         let done = Arc::default();
         let seats: Vec<Arc<Seat>> = (0..number).map(|_| Seat::new(&done)).collect();
         let crew = Crew {
             most: seats.len(),
             seats: seats.iter().map(|seat| (seat.clone(), None)).collect(),
             done,
-            group: None,
+            group,
             cpus: Vec::new(),
         };
         (crew, seats)
@@ -203,7 +170,8 @@ impl Crew {
             let Some(Round { of, since }) = round else {
                 continue;
             };
-            if let Some(progress) = seat.collect() {
+            let progress = lock(&seat.progress).take();
+            if let Some(progress) = progress {
                 made.push((*of, progress));
                 *round = None;
             } else if since.elapsed() > UNHURRIED {
@@ -213,10 +181,10 @@ impl Crew {
         made
     }
 
-    /// No more rounds are handed out.
+    /// Hands no round out from now on. Called before any was.
     #[cfg(not(simulated))]
     pub(crate) fn dismiss(&mut self) {
-        (self.group, self.most) = (None, self.busy());
+        self.most = 0;
     }
 
     /// Hurries all rounds, and waits until one may be collected, at most `patience`.
@@ -231,7 +199,7 @@ impl Crew {
 
     /// Starts a thread. Returns the number of its seat.
     fn start(&mut self) -> Option<usize> {
-        let group = self.group.clone()?;
+        let group = self.group.clone();
         let (seat, cpus) = (Seat::new(&self.done), self.cpus.clone());
         let name = format!("reclaim-{}", self.seats.len() + 1);
         let its = seat.clone();
@@ -247,7 +215,7 @@ impl Crew {
             }
             Err(error) => {
                 log::debug!("no further thread to reclaim with: {error}");
-                (self.group, self.most) = (None, self.seats.len());
+                self.most = self.seats.len();
                 None
             }
         }

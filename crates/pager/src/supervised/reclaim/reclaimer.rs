@@ -274,7 +274,7 @@ impl Reclaimer {
         if free == 0 {
             return;
         }
-        let candidates = self.candidates();
+        let candidates = commandable(self.unexhausted());
         for _ in 0..free {
             let Some(space) = turn_of(&candidates, |_| true) else {
                 break;
@@ -293,18 +293,18 @@ impl Reclaimer {
 
     /// Chooses the address space of the next round, in proportion to evictable size.
     fn choose(&mut self) -> Option<Arc<AddressSpace>> {
-        let mut spaces = self.group.spaces();
-        spaces.retain(|space| !self.exhausted.contains(&space.id) && !self.crew.has(space));
+        let spaces = self.unexhausted();
+        let free = || spaces.iter().filter(|space| !self.crew.has(space));
         // Pages whose COW was broken come first: their copies use more memory until they are paged out.
-        let listed = most_of(&spaces, |space| &space.clock.cow_broken).or_else(|| {
+        let listed = most_of(free(), |space| &space.clock.cow_broken).or_else(|| {
             // Next are pages whose copies in relatives were paged out, which saves no memory before
             // the originals are paged out, too.
             self.sibling_rounds = (self.sibling_rounds + 1) % SIBLING_ROUNDS;
             let siblings_first = self.sibling_rounds != 0;
-            most_of(&spaces, |space| &space.clock.sibling_ranges).filter(|_| siblings_first)
+            most_of(free(), |space| &space.clock.sibling_ranges).filter(|_| siblings_first)
         });
         listed.or_else(|| {
-            let candidates = self.candidates();
+            let candidates = commandable(spaces);
             // Those that have a round gain credit meanwhile.
             let space = turn_of(&candidates, |space| !self.crew.has(space))?;
             take_turn(&candidates, &space);
@@ -312,14 +312,21 @@ impl Reclaimer {
         })
     }
 
-    /// The address spaces that may have a round. Programs with silent helpers are among them only if there are no others.
-    fn candidates(&self) -> Vec<Arc<AddressSpace>> {
-        let spaces = self.group.spaces().into_iter();
-        let (silent, others): (Vec<_>, Vec<_>) = spaces
-            .filter(|space| !self.exhausted.contains(&space.id) && can_be_commanded(space))
-            .partition(|space| space.is_silent());
-        if others.is_empty() { silent } else { others }
+    /// The address spaces that may have pages to take.
+    fn unexhausted(&self) -> Vec<Arc<AddressSpace>> {
+        let mut spaces = self.group.spaces();
+        spaces.retain(|space| !self.exhausted.contains(&space.id));
+        spaces
     }
+}
+
+/// Those that may have a round. Programs with silent helpers are among them only if there are no others.
+fn commandable(spaces: Vec<Arc<AddressSpace>>) -> Vec<Arc<AddressSpace>> {
+    let (silent, others): (Vec<_>, Vec<_>) = spaces
+        .into_iter()
+        .filter(|space| can_be_commanded(space))
+        .partition(|space| space.is_silent());
+    if others.is_empty() { silent } else { others }
 }
 
 /// What an address space gains of credit each turn.
@@ -352,15 +359,15 @@ fn take_turn(candidates: &[Arc<AddressSpace>], next: &AddressSpace) {
 }
 
 /// The address space with the most pages in `list`, among those that can take a batch now.
-fn most_of(
-    spaces: &[Arc<AddressSpace>],
+fn most_of<'a>(
+    spaces: impl Iterator<Item = &'a Arc<AddressSpace>>,
     list: impl Fn(&AddressSpace) -> &Mutex<Vec<PageRange>>,
 ) -> Option<Arc<AddressSpace>> {
     let pages = |space: &AddressSpace| -> u64 {
         let ranges = lock(list(space));
         ranges.iter().map(|range| range.pages()).sum()
     };
-    let listed = spaces.iter().map(|space| (pages(space), space));
+    let listed = spaces.map(|space| (pages(space), space));
     let (_, most) = listed
         .filter(|(pages, space)| {
             *pages > 0 && can_be_commanded(space) && !lock(&space.helper_port).is_busy()
