@@ -2,8 +2,8 @@
  *
  *   together PROGRAMS MEGABYTES ROUNDS
  *
- * Executes itself PROGRAMS times.  Once all of them have started, each fills its
- * memory and checks it ROUNDS times, with a pause before, and rewrites a third.
+ * Executes itself PROGRAMS times.  Once all of them have mapped their memory, each
+ * fills it and checks it ROUNDS times, with a pause before, and rewrites a third.
  * Prints how many threads named reclaim-N the parent process has in the end:
  * under memfold run those that help its reclaimer. */
 #define _GNU_SOURCE
@@ -13,12 +13,12 @@
 #include <stdlib.h>
 #include <sys/wait.h>
 
-/* The start is a pipe that hangs up. */
-static int one(int start, size_t pages, unsigned long rounds)
+/* The start is a pipe that hangs up, once each has written to the other one. */
+static int one(int start, int ready, size_t pages, unsigned long rounds)
 {
-    char byte;
+    char byte = 0;
     uint64_t *memory = map_pages(pages);
-    if (read(start, &byte, 1) != 0)
+    if (write(ready, &byte, 1) != 1 || read(start, &byte, 1) != 0)
         return 2;
     stamp_pages(memory, 0, pages, 1);
     for (unsigned long round = 1; round <= rounds; round++) {
@@ -60,10 +60,11 @@ static int helping_threads(void)
 
 int main(int count, char **arguments)
 {
-    if (count == 5)
-        return one(atoi(arguments[4]), strtoul(arguments[2], NULL, 10) * 256, strtoul(arguments[3], NULL, 10));
-    int start[2], status, failed = 0;
-    if (count != 4 || pipe(start) != 0)
+    if (count == 6)
+        return one(atoi(arguments[4]), atoi(arguments[5]), strtoul(arguments[2], NULL, 10) * 256,
+                   strtoul(arguments[3], NULL, 10));
+    int start[2], ready[2], status, failed = 0;
+    if (count != 4 || pipe(start) != 0 || pipe(ready) != 0)
         return 2;
     unsigned long programs = strtoul(arguments[1], NULL, 10);
     for (unsigned long number = 0; number < programs; number++) {
@@ -71,16 +72,20 @@ int main(int count, char **arguments)
         if (child < 0)
             return 2;
         if (child == 0) {
-            char descriptor[12];
-            snprintf(descriptor, sizeof descriptor, "%d", start[0]);
+            char reads[12], writes[12];
+            snprintf(reads, sizeof reads, "%d", start[0]);
+            snprintf(writes, sizeof writes, "%d", ready[1]);
             close(start[1]);
-            execl("/proc/self/exe", "together", "one", arguments[2], arguments[3], descriptor, NULL);
+            execl("/proc/self/exe", "together", "one", arguments[2], arguments[3], reads, writes, NULL);
             _exit(127);
         }
     }
     close(start[0]);
-    /* All are started by then, if not each has read as yet. */
-    usleep(300000);
+    close(ready[1]);
+    for (char byte; programs > 0 && read(ready[0], &byte, 1) == 1; programs--)
+        ;
+    /* Most wait by then for the start. */
+    usleep(100000);
     close(start[1]);
     while (wait(&status) > 0)
         failed += status != 0;

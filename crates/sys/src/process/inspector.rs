@@ -18,6 +18,8 @@ pub struct Sizes {
     pub resident_pages: u64,
     /// Resident file-backed and shared pages.
     pub shared_pages: u64,
+    /// Mapped pages that are private and writable, resident or not.
+    pub writable_pages: u64,
 }
 
 /// A stop of a process in which a tracer has its main thread.
@@ -161,11 +163,19 @@ impl Inspector {
         let mut fields = text
             .split_ascii_whitespace()
             .map_while(|field| field.parse::<u64>().ok());
-        match (fields.next(), fields.next(), fields.next()) {
-            (Some(mapped), Some(resident), Some(shared)) => Ok(Sizes {
+        match std::array::from_fn(|_| fields.next()) {
+            [
+                Some(mapped),
+                Some(resident),
+                Some(shared),
+                Some(_code),
+                Some(_),
+                Some(writable),
+            ] => Ok(Sizes {
                 mapped_pages: mapped,
                 resident_pages: resident.saturating_sub(shared),
                 shared_pages: shared,
+                writable_pages: writable,
             }),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }

@@ -26,6 +26,19 @@ fn one_limit_covers_all_processes() {
     );
 }
 
+/// Each fills within a time slice what it has mapped. They exceeded the limit by as much again, and more.
+#[test]
+fn many_small_programs_that_grow_at_once_stay_within_the_limit() {
+    alone!(&["cc"]);
+    let outcome = Program::new(compiled("together", &["together.c"], &[]))
+        .args(["100", "3", "1"])
+        .run(Limits::Resident(100 * MIB));
+    outcome.assert_success();
+    outcome.assert_swapped(100 * MIB);
+    let peak = outcome.number("peak_resident_bytes") as u64 / MIB;
+    assert!(peak <= 130, "{peak} MiB");
+}
+
 #[test]
 fn names_may_be_of_any_bytes() {
     alone!(&["cc"]);

@@ -16,6 +16,7 @@ use crate::supervised::util::pace::Pace;
 use crate::sync::lock;
 use crate::time::Instant;
 use cpu_watch::CpuWatch;
+use memfold_sys::PAGE_SIZE;
 use memfold_sys::thread::{self, Standing};
 use messages::MessageService;
 use release::Releasing;
@@ -53,8 +54,13 @@ const SMALL_CHANGE: u64 = 16;
 /// all the time, and leaves that unmanaged for longer.
 const SMALL_CHANGE_INTERVAL: u64 = 50;
 const LONGEST_SMALL_CHANGE_INTERVAL: u64 = 500;
-/// Resident pages below which a program is not managed. More leaves more memory unreclaimable.
+/// Resident pages below which a program is not managed, unless it may grow suddenly. More leaves more memory unreclaimable.
 pub(crate) const SMALLEST_PROGRAM_PAGES: i64 = 128;
+/// Private writable pages that a small program, one of many, has mapped at most without being managed. A small shell
+/// has half of that. More lets more of them exceed the limit; less registers more that never grow.
+const MOST_UNMANAGED_PAGES: u64 = 256;
+/// Assumed time in which a program is looked at and registered. A larger value manages many programs earlier.
+const REGISTRATION_TIME: Duration = Duration::from_micros(100);
 /// Assumed maximum growth of the programs, in bytes per second. A larger value samples more often near
 /// the limit.
 pub(crate) const FASTEST_GROWTH: u64 = 8 << 30;
@@ -292,8 +298,9 @@ impl Governor {
                 .sampling
                 .mapped
                 .store(sizes.mapped_pages, Ordering::Relaxed);
-            let shared = &space.sampling.shared;
+            let (shared, writable) = (&space.sampling.shared, &space.sampling.writable);
             shared.store(sizes.shared_pages, Ordering::Relaxed);
+            writable.store(sizes.writable_pages, Ordering::Relaxed);
         }
         if is_without_helper(space) {
             space.guard();
@@ -412,17 +419,45 @@ fn copied_bytes(group: &Group) -> u64 {
     resources.resident_bytes() + bytes(resources.shared.pages())
 }
 
-/// Resident bytes of the group from which programs are managed: three quarters of the limit, or less if
-/// the rest could be touched before the next sample; none where memory is to be reclaimed below the limit.
+/// Resident bytes of the group from which programs are managed; none where memory is to be reclaimed below the limit.
 fn manage_from(group: &Group) -> u64 {
-    const HEADROOM: u64 = 16 << 20;
     if group.resources.reclaim_target().is_some() {
         return 0;
     }
     let limit = group.resources.resident_limit_bytes();
+    managed_from(limit, group.space_count() as u64)
+}
+
+/// The same for a limit and a number of programs: three quarters of the limit, or less if the rest could be touched before
+/// the next sample, and until all programs are registered.
+fn managed_from(limit: u64, programs: u64) -> u64 {
+    const HEADROOM: u64 = 16 << 20;
+    const EACH: u64 = FASTEST_GROWTH / (1_000_000 / REGISTRATION_TIME.as_micros() as u64);
     (limit / 4 * 3)
-        .min(limit.saturating_sub(HEADROOM))
+        .min(limit.saturating_sub(HEADROOM + programs * EACH))
         .max(limit / 4)
+}
+
+/// Private writable pages at which a program is managed, however small it is, if it is one of so many under a limit: each
+/// may touch all that it has mapped before it is looked at, and together they could fill what is left above the size from
+/// which programs are managed. None where there are few: they are looked at often enough.
+fn suddenly_large_pages(programs: usize, limit: u64) -> Option<u64> {
+    let each = limit / 4 / PAGE_SIZE as u64 / programs.max(1) as u64;
+    (programs > FEW).then_some(each.min(MOST_UNMANAGED_PAGES))
+}
+
+/// Whether a program, one of so many, may be large before it is looked at again.
+fn may_grow_suddenly(space: &AddressSpace, programs: usize) -> bool {
+    let arena = space
+        .attached()
+        .map_or(0, |attached| attached.arena.whole.pages());
+    let own = space
+        .sampling
+        .writable
+        .load(Ordering::Relaxed)
+        .saturating_sub(arena);
+    let large = suddenly_large_pages(programs, space.resources.resident_limit_bytes());
+    large.is_some_and(|large| own >= large)
 }
 
 /// Whether the VMAs of one of so many programs should be scanned.
@@ -440,8 +475,34 @@ fn needs_scan(space: &AddressSpace, programs: usize) -> bool {
         && !space.is_dead()
         && !space.is_detached()
         && !space.prepared.released.load(Ordering::Relaxed)
-        && resident >= SMALLEST_PROGRAM_PAGES
+        && (resident >= SMALLEST_PROGRAM_PAGES || may_grow_suddenly(space, programs))
         && (space.sampling.grown_by_itself.load(Ordering::Relaxed) >= GROWTH_TO_SCAN_PAGES
             || remapped >= REMAPPED_TO_SCAN_PAGES && !is_small
             || space.sampling.rescan.load(Ordering::Relaxed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn many_programs_are_managed_earlier() {
+        assert_eq!(managed_from(1024 * MIB, 1), 768 * MIB);
+        assert_eq!(managed_from(1024 * MIB, 200), 768 * MIB, "there is room");
+        let many = managed_from(160 * MIB, 50);
+        assert!(many > 100 * MIB && many < 110 * MIB, "{many}");
+        assert_eq!(managed_from(160 * MIB, 200), 40 * MIB);
+        assert_eq!(managed_from(16 * MIB, 1), 4 * MIB);
+        assert_eq!(managed_from(0, 1), 0);
+    }
+
+    #[test]
+    fn small_programs_that_may_grow_are_managed_where_there_are_many() {
+        assert_eq!(suddenly_large_pages(8, 16 * MIB), None);
+        assert_eq!(suddenly_large_pages(9, 160 * MIB), Some(256));
+        assert_eq!(suddenly_large_pages(200, 160 * MIB), Some(51));
+        assert_eq!(suddenly_large_pages(0, 0), None);
+    }
 }

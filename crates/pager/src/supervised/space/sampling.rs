@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 pub(crate) struct Sampling {
     /// Mapped pages at the last sample.
     pub mapped: AtomicU64,
+    /// Those that are private and writable, the arena's among them.
+    pub writable: AtomicU64,
     /// Resident file-backed and shared pages at the last sample.
     pub shared: AtomicU64,
     /// Mapped pages at the last scan of the mappings.
