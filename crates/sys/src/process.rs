@@ -8,7 +8,7 @@ mod pagemap;
 mod threads;
 
 pub use handle::{Credentials, Process};
-pub use inspector::{Inspector, Sizes, TraceStop};
+pub use inspector::{Inspector, TraceStop};
 pub use mappings::{
     AreaKind, InheritedBy, InheritedRange, VirtualMemoryArea, kernel_finds_mappings, kernel_seals,
 };
@@ -159,12 +159,37 @@ pub fn mostly_below(ancestor: i32) -> Vec<i32> {
     walk(ancestor)
 }
 
-/// Resident anonymous pages of a process; none if it is gone.
-pub fn anonymous_pages(pid: i32) -> Option<u64> {
-    let text = proc_text(&format!("/proc/{pid}/statm")).ok()?;
-    let mut fields = text.split_ascii_whitespace().skip(1).map(str::parse::<u64>);
-    let (resident, shared) = (fields.next()?.ok()?, fields.next()?.ok()?);
-    Some(resident.saturating_sub(shared))
+/// How large a process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// All mappings together.
+    pub mapped_pages: u64,
+    /// Resident anonymous pages.
+    pub resident_pages: u64,
+    /// Resident file-backed and shared pages.
+    pub shared_pages: u64,
+    /// Mapped pages that are private and writable, resident or not.
+    pub writable_pages: u64,
+}
+
+impl Sizes {
+    /// From the text of `/proc/PID/statm`.
+    fn of_statm(text: &str) -> Option<Sizes> {
+        let mut fields = text.split_ascii_whitespace().map(str::parse::<u64>);
+        let mut field = |skipped| fields.nth(skipped)?.ok();
+        let (mapped, resident, shared) = (field(0)?, field(0)?, field(0)?);
+        Some(Sizes {
+            mapped_pages: mapped,
+            resident_pages: resident.saturating_sub(shared),
+            shared_pages: shared,
+            writable_pages: field(2)?,
+        })
+    }
+}
+
+/// How large a process is; none if it is gone.
+pub fn sizes(pid: i32) -> Option<Sizes> {
+    Sizes::of_statm(&proc_text(&format!("/proc/{pid}/statm")).ok()?)
 }
 
 fn walk(ancestor: i32) -> Vec<i32> {

@@ -84,8 +84,8 @@ int main(int count, char **arguments)
     close(ready[1]);
     for (char byte; programs > 0 && read(ready[0], &byte, 1) == 1; programs--)
         ;
-    /* Most wait by then for the start. */
-    usleep(100000);
+    /* All wait by then for the start, and memfold has looked at each. */
+    usleep(500000);
     close(start[1]);
     while (wait(&status) > 0)
         failed += status != 0;

@@ -1,6 +1,6 @@
 //! Looking into another process: how large it is, what its threads do, what a page holds.
 
-use super::{Credentials, Process, ThreadSample, named_bytes, named_field, stat_field};
+use super::{Credentials, Process, Sizes, ThreadSample, named_bytes, named_field, stat_field};
 use crate::{PAGE_SIZE, deadline};
 use std::fs::File;
 use std::io;
@@ -8,19 +8,6 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
-
-/// How large a process is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sizes {
-    /// All mappings together.
-    pub mapped_pages: u64,
-    /// Resident anonymous pages.
-    pub resident_pages: u64,
-    /// Resident file-backed and shared pages.
-    pub shared_pages: u64,
-    /// Mapped pages that are private and writable, resident or not.
-    pub writable_pages: u64,
-}
 
 /// A stop of a process in which a tracer has its main thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,25 +147,7 @@ impl Inspector {
         let mut buffer = [0u8; 128];
         let length = self.statm.read_at(&mut buffer, 0)?;
         let text = std::str::from_utf8(&buffer[..length]).unwrap_or("");
-        let mut fields = text
-            .split_ascii_whitespace()
-            .map_while(|field| field.parse::<u64>().ok());
-        match std::array::from_fn(|_| fields.next()) {
-            [
-                Some(mapped),
-                Some(resident),
-                Some(shared),
-                Some(_code),
-                Some(_),
-                Some(writable),
-            ] => Ok(Sizes {
-                mapped_pages: mapped,
-                resident_pages: resident.saturating_sub(shared),
-                shared_pages: shared,
-                writable_pages: writable,
-            }),
-            _ => Err(io::ErrorKind::InvalidData.into()),
-        }
+        Sizes::of_statm(text).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// Whether the thread by which the process is looked at is stopped, by a signal or a debugger.

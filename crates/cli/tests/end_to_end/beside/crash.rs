@@ -185,7 +185,7 @@ fn ends_without_reading_zeros(arguments: &[&str]) {
 fn has_all(pid: i32) -> bool {
     // It kills memfold right after its line.
     std::thread::sleep(Duration::from_millis(100));
-    process::anonymous_pages(pid).is_some_and(|pages| pages >= 64 * MIB / 4096)
+    process::sizes(pid).is_some_and(|sizes| sizes.resident_pages >= 64 * MIB / 4096)
 }
 
 /// The process that `sharer` says will outlive the others.

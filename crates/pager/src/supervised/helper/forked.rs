@@ -164,7 +164,7 @@ impl ForkedChildren {
             .known
             .iter()
             .filter(|(_, known)| known.child().is_some());
-        let worth = worth.filter_map(|(pid, _)| Some((process::anonymous_pages(*pid)?, *pid)));
+        let worth = worth.filter_map(|(pid, _)| Some((process::sizes(*pid)?.resident_pages, *pid)));
         let mut large: Vec<(u64, i32)> = worth.filter(|(has, _)| *has >= need.worth).collect();
         let at_once = need.worth_at_once(large.len() as u64);
         large.sort_unstable_by(|one, other| other.cmp(one));

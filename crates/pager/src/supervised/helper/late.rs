@@ -3,24 +3,27 @@
 //! While the group has room, the library does nothing when a program starts ([`Switch`]). A thread looks at the programs
 //! without a helper so often that they cannot use up that room in between, counts what they have in memory, and has the
 //! helper of one that has grown started (`inject/late.rs`). Where there is little room, programs start theirs by themselves
-//! again, and those without one need less to be worth it.
+//! again, and those without one need less to be worth it. What programs without one have mapped is no room: they may all
+//! fill it at once, in less than it takes to start their helpers.
 //!
 //! What such a program has in memory was never registered, so nothing of it is anywhere else.
 
+use crate::page::bytes;
 use crate::supervised::group::Group;
 use crate::supervised::helper::candidate::{Candidate, LONG, Need};
 use crate::supervised::helper::forked::{self, ForkedChildren};
 use crate::supervised::helper::inject::{AttachError, Attacher, Haste};
 use crate::supervised::registration::governor::{
-    FASTEST_GROWTH, SMALLEST_PROGRAM_PAGES, room_before_managing,
+    FASTEST_GROWTH, FEW, MOST_UNMANAGED_PAGES, SMALLEST_PROGRAM_PAGES, room_before_managing,
 };
 use crate::supervised::space::AddressSpace;
 use crate::sync::lock;
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::hello::{ALWAYS_STARTS_AT_ONCE, STARTS_AT_ONCE, STARTS_LATE, STARTS_LATE_AT};
-use memfold_sys::process::{self, Process};
+use memfold_sys::process::{self, Process, Sizes};
 use memfold_sys::thread::{self, Standing};
 use memfold_sys::{privilege, tracee};
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
@@ -37,6 +40,10 @@ const WORTH_PAGES: u64 = 1024;
 const INTERVALS: [Duration; 2] = [Duration::from_millis(6), Duration::from_millis(100)];
 /// The interval in times of what a look takes, so that looks take a fiftieth of a CPU at most.
 const REST: u32 = 50;
+/// Private writable pages that a program without a helper fills at most before one is started. More keeps more room free
+/// for programs that map much and use little of it.
+const MOST_FILLED_PAGES: u64 = 4096;
+
 /// The programs that have no helper as yet.
 #[derive(Debug, Default)]
 pub(crate) struct WaitingPrograms {
@@ -122,6 +129,8 @@ pub(crate) struct LateStarts {
     forked: ForkedChildren,
     /// CPU time that a look takes.
     cost: Duration,
+    /// Pages that programs without a helper may fill at once, as of the last look.
+    fillable_pages: u64,
     /// The switch was on when the last pass began: programs that do without a helper may have started since.
     was_on: bool,
 }
@@ -141,6 +150,7 @@ impl LateStarts {
             candidates: HashMap::new(),
             forked: ForkedChildren::default(),
             cost: Duration::ZERO,
+            fillable_pages: 0,
             was_on: false,
         }
     }
@@ -176,7 +186,8 @@ impl LateStarts {
     /// How long the programs take to use up a quarter of the room, at the fastest: the rest is for the time that it takes to
     /// start helpers.
     fn time_of_room(&self) -> Duration {
-        let micros = room_before_managing(&self.group).saturating_mul(250_000) / FASTEST_GROWTH;
+        let room = room_before_managing(&self.group).saturating_sub(bytes(self.fillable_pages));
+        let micros = room.saturating_mul(250_000) / FASTEST_GROWTH;
         Duration::from_micros(micros)
     }
 
@@ -232,42 +243,46 @@ impl LateStarts {
 
     fn look(&mut self) {
         let with_helper = self.with_helper();
+        let below = process::mostly_below(process::own_id()).into_iter();
+        let without_helper = below.filter(|pid| !with_helper.contains(pid));
+        let programs: Vec<_> = without_helper
+            .filter_map(|pid| Some((pid, process::sizes(pid)?)))
+            .collect();
         let need = self.need();
-        let worth = need.worth;
-        let (mut waiting, mut pages, mut large) = (Vec::new(), 0, Vec::new());
-        for pid in process::mostly_below(process::own_id()) {
-            if with_helper.contains(&pid) {
-                continue;
-            }
-            match process::anonymous_pages(pid) {
-                Some(has) if has >= worth => large.push((has, pid)),
-                Some(has) => {
-                    waiting.push(pid);
-                    pages += has;
-                }
-                None => {}
-            }
-        }
-        let seen: HashSet<i32> = large.iter().map(|(_, pid)| *pid).collect();
+        let is_many = programs.len() > FEW;
+        let is_worth = |sizes: &Sizes| sizes.resident_pages >= need.worth;
+        let may_be_large = |sizes: &Sizes| {
+            need.is_little_room && is_many && sizes.writable_pages >= MOST_UNMANAGED_PAGES
+        };
+        let (mut large, small): (Vec<_>, Vec<_>) = programs
+            .into_iter()
+            .partition(|(_, sizes)| is_worth(sizes) || may_be_large(sizes));
+        let seen: HashSet<i32> = large.iter().map(|(pid, _)| *pid).collect();
         self.candidates.retain(|pid, _| seen.contains(pid));
         let at_once = need.worth_at_once(large.len() as u64);
         // To start a helper takes milliseconds: first where most can be paged out.
-        large.sort_unstable_by(|one, other| other.cmp(one));
-        for (has, pid) in large {
+        large.sort_unstable_by_key(|(_, sizes)| Reverse(sizes.resident_pages));
+        let (mut waiting, mut forked) = (small, Vec::new());
+        for (pid, sizes) in large {
             let outcome = if self.forked.has(pid) {
                 Outcome::Forked
             } else {
-                self.start(pid, has >= at_once)
+                let starts = sizes.resident_pages >= at_once || may_be_large(&sizes);
+                self.start(pid, starts)
             };
-            if matches!(outcome, Outcome::Waits | Outcome::Forked) {
-                waiting.push(pid);
-            }
-            if outcome == Outcome::Waits {
-                pages += has;
+            match outcome {
+                Outcome::Waits => waiting.push((pid, sizes)),
+                Outcome::Forked => forked.push(pid),
+                Outcome::Over | Outcome::Failed => {}
             }
         }
-        self.group.resources.set_waiting_pages(pages);
-        *lock(&self.waiting.waiting_pids) = waiting;
+        let sum = |pages: fn(&Sizes) -> u64| waiting.iter().map(|(_, sizes)| pages(sizes)).sum();
+        self.group
+            .resources
+            .set_waiting_pages(sum(|sizes| sizes.resident_pages));
+        self.fillable_pages = sum(|sizes| sizes.writable_pages.min(MOST_FILLED_PAGES));
+        let waiting = waiting.into_iter().map(|(pid, _)| pid);
+        *lock(&self.waiting.waiting_pids) = waiting.chain(forked).collect();
     }
 
     fn need(&self) -> Need {

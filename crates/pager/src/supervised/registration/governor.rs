@@ -58,7 +58,7 @@ const LONGEST_SMALL_CHANGE_INTERVAL: u64 = 500;
 pub(crate) const SMALLEST_PROGRAM_PAGES: i64 = 128;
 /// Private writable pages that a small program, one of many, has mapped at most without being managed. A small shell
 /// has half of that. More lets more of them exceed the limit; less registers more that never grow.
-const MOST_UNMANAGED_PAGES: u64 = 256;
+pub(crate) const MOST_UNMANAGED_PAGES: u64 = 256;
 /// Assumed time in which a program is looked at and registered. A larger value manages many programs earlier.
 const REGISTRATION_TIME: Duration = Duration::from_micros(100);
 /// Assumed maximum growth of the programs, in bytes per second. A larger value samples more often near
@@ -73,7 +73,7 @@ const OUTLIVED: Duration = Duration::from_millis(50);
 /// Interval at which handlers are reminded of what a failed read left unread, where there are more than `FEW` programs;
 /// else each sample reminds them. Longer costs less with many programs, and delays what was not read.
 const REMINDER_INTERVAL: Duration = Duration::from_millis(10);
-const FEW: usize = 8;
+pub(crate) const FEW: usize = 8;
 /// Bounds of the interval between two samples.
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 const LONGEST_TICK: Duration = Duration::from_millis(20);
