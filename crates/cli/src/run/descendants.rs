@@ -215,7 +215,7 @@ impl Descendants {
         }
         match image.standing {
             Standing::Attaching => self.judge_attachment(pid, image.since.elapsed()),
-            Standing::Interpreted if image.since.elapsed() >= GRACE => {
+            Standing::Interpreted if image.since.elapsed() >= GRACE && !is_ending(pid) => {
                 let (preload, is_short) = (self.preload.clone(), known.is_short);
                 let reason =
                     deadline::within(PATIENCE, move || unmanaged::reason(pid, &preload, is_short));
@@ -291,12 +291,13 @@ fn executable_of(pid: i32) -> Option<PathBuf> {
 
 /// Resident memory of a process, of all kinds.
 fn resident_bytes(pid: i32) -> u64 {
-    let text = proc_text(&format!("/proc/{pid}/statm")).unwrap_or_default();
-    let pages = text
-        .split(' ')
-        .nth(1)
-        .and_then(|field| field.parse::<u64>().ok());
-    pages.unwrap_or(0) * memfold_sys::PAGE_SIZE as u64
+    let pages = process::sizes(pid).map_or(0, |sizes| sizes.resident_pages + sizes.shared_pages);
+    pages * memfold_sys::PAGE_SIZE as u64
+}
+
+/// Whether a process has no memory any more. It may take long to end after that.
+fn is_ending(pid: i32) -> bool {
+    process::sizes(pid).is_none_or(|sizes| sizes.mapped_pages == 0)
 }
 
 fn name_of(pid: i32) -> String {

@@ -131,7 +131,10 @@ pub(crate) struct LateStarts {
     cost: Duration,
     /// Pages that programs without a helper may fill at once, as of the last look.
     fillable_pages: u64,
-    /// The switch was on when the last pass began: programs that do without a helper may have started since.
+    /// The PIDs of the programs without a helper at the last look.
+    seen: HashSet<i32>,
+    /// The switch was on when the last pass began, or when it ended: programs that do without a helper may have started since
+    /// the last look.
     was_on: bool,
 }
 
@@ -151,6 +154,7 @@ impl LateStarts {
             forked: ForkedChildren::default(),
             cost: Duration::ZERO,
             fillable_pages: 0,
+            seen: HashSet::new(),
             was_on: false,
         }
     }
@@ -164,22 +168,19 @@ impl LateStarts {
         // A late look lets programs grow.
         thread::set_standing(thread::current_id(), Standing::Before);
         while !self.group.stopping.load(Ordering::Relaxed) {
-            let time = self.time_of_room();
-            self.switch.set(self.is_room_for_looks(time));
             // A tracer may switch it off at any time.
             let is_on = self.switch.is_on();
-            let was_on = std::mem::replace(&mut self.was_on, is_on);
             let is_any_waiting = !lock(&self.waiting.waiting_pids).is_empty();
-            let is_needed = was_on || is_on || is_any_waiting;
+            let is_needed = self.was_on || is_on || is_any_waiting;
             if is_needed {
-                let began = thread::cpu_time();
                 self.look();
-                let took = thread::cpu_time().saturating_sub(began);
-                self.cost = (self.cost * 3 + took) / 4;
             }
             let need = self.need();
             self.forked.look(&self.group, &self.attacher, need);
-            std::thread::sleep(self.pause(time, is_needed));
+            let time = self.time_of_room();
+            self.switch.set(self.is_room_for_looks(time));
+            self.was_on = is_on || self.switch.is_on();
+            std::thread::sleep(self.pause(time, is_needed || self.was_on));
         }
     }
 
@@ -242,47 +243,68 @@ impl LateStarts {
     }
 
     fn look(&mut self) {
-        let with_helper = self.with_helper();
-        let below = process::mostly_below(process::own_id()).into_iter();
-        let without_helper = below.filter(|pid| !with_helper.contains(pid));
-        let programs: Vec<_> = without_helper
-            .filter_map(|pid| Some((pid, process::sizes(pid)?)))
-            .collect();
+        let began = thread::cpu_time();
+        let programs = self.without_helper();
+        let took = thread::cpu_time().saturating_sub(began);
+        self.cost = (self.cost * 3 + took) / 4;
         let need = self.need();
-        let is_many = programs.len() > FEW;
-        let is_worth = |sizes: &Sizes| sizes.resident_pages >= need.worth;
-        let may_be_large = |sizes: &Sizes| {
-            need.is_little_room && is_many && sizes.writable_pages >= MOST_UNMANAGED_PAGES
+        let is_many = programs.len() + self.group.space_count() > FEW;
+        let is_filled = is_many && self.time_of_room() < INTERVALS[0];
+        let seen: HashSet<i32> = programs.iter().map(|(pid, _)| *pid).collect();
+        let seen_before = std::mem::replace(&mut self.seen, seen);
+        // One that is starting its helper has the arena mapped, and is not seen twice.
+        let may_be_large = |(pid, sizes): &(i32, Sizes)| {
+            is_filled && sizes.writable_pages >= MOST_UNMANAGED_PAGES && seen_before.contains(pid)
         };
-        let (mut large, small): (Vec<_>, Vec<_>) = programs
+        let is_worth = |sizes: &Sizes| sizes.resident_pages >= need.worth;
+        let (large, small): (Vec<_>, Vec<_>) = programs
             .into_iter()
-            .partition(|(_, sizes)| is_worth(sizes) || may_be_large(sizes));
-        let seen: HashSet<i32> = large.iter().map(|(pid, _)| *pid).collect();
-        self.candidates.retain(|pid, _| seen.contains(pid));
+            .partition(|program| is_worth(&program.1) || may_be_large(program));
+        let tried: HashSet<i32> = large.iter().map(|(pid, _)| *pid).collect();
+        let all = &self.seen;
+        // Those that cannot have a helper are known as long as they live.
+        self.candidates.retain(|pid, candidate| {
+            tried.contains(pid) || all.contains(pid) && candidate.has_failed()
+        });
+        let is_known = |pid: &i32| !need.is_little_room || seen_before.contains(pid);
+        let has_failed = |pid: &i32| self.candidates.get(pid).is_some_and(Candidate::has_failed);
+        let mut found = Found::default();
+        for (pid, sizes) in small {
+            found.add_waiting(pid, sizes, is_known(&pid) && !has_failed(&pid));
+        }
         let at_once = need.worth_at_once(large.len() as u64);
+        let large = large.into_iter().map(|program| {
+            let starts = program.1.resident_pages >= at_once || may_be_large(&program);
+            (program, starts)
+        });
+        let mut large: Vec<_> = large.collect();
         // To start a helper takes milliseconds: first where most can be paged out.
-        large.sort_unstable_by_key(|(_, sizes)| Reverse(sizes.resident_pages));
-        let (mut waiting, mut forked) = (small, Vec::new());
-        for (pid, sizes) in large {
-            let outcome = if self.forked.has(pid) {
-                Outcome::Forked
-            } else {
-                let starts = sizes.resident_pages >= at_once || may_be_large(&sizes);
-                self.start(pid, starts)
-            };
-            match outcome {
-                Outcome::Waits => waiting.push((pid, sizes)),
-                Outcome::Forked => forked.push(pid),
+        large.sort_unstable_by_key(|((_, sizes), _)| Reverse(sizes.resident_pages));
+        for ((pid, sizes), starts) in large {
+            if self.forked.has(pid) {
+                found.pids.push(pid);
+                continue;
+            }
+            match self.start(pid, starts) {
+                Outcome::Waits => found.add_waiting(pid, sizes, true),
+                Outcome::Forked => found.add_forked(pid, sizes),
+                Outcome::Failed if sizes.resident_pages < need.worth => {
+                    found.add_waiting(pid, sizes, false);
+                }
                 Outcome::Over | Outcome::Failed => {}
             }
         }
-        let sum = |pages: fn(&Sizes) -> u64| waiting.iter().map(|(_, sizes)| pages(sizes)).sum();
-        self.group
-            .resources
-            .set_waiting_pages(sum(|sizes| sizes.resident_pages));
-        self.fillable_pages = sum(|sizes| sizes.writable_pages.min(MOST_FILLED_PAGES));
-        let waiting = waiting.into_iter().map(|(pid, _)| pid);
-        *lock(&self.waiting.waiting_pids) = waiting.chain(forked).collect();
+        self.group.resources.set_waiting_pages(found.resident_pages);
+        self.fillable_pages = found.fillable_pages;
+        *lock(&self.waiting.waiting_pids) = found.pids;
+    }
+
+    fn without_helper(&self) -> Vec<(i32, Sizes)> {
+        let with_helper = self.with_helper();
+        let below = process::mostly_below(process::own_id()).into_iter();
+        let without_helper = below.filter(|pid| !with_helper.contains(pid));
+        let with_sizes = without_helper.map(|pid| Some((pid, process::sizes(pid)?)));
+        with_sizes.flatten().collect()
     }
 
     fn need(&self) -> Need {
@@ -338,6 +360,32 @@ impl LateStarts {
                 outcome(candidate)
             }
         }
+    }
+}
+
+/// What a look has found.
+#[derive(Debug, Default)]
+struct Found {
+    pids: Vec<i32>,
+    resident_pages: u64,
+    fillable_pages: u64,
+}
+
+impl Found {
+    /// One that has none as yet. `is_fillable`: it can have one, and what it has mapped is its own, not a helper's.
+    fn add_waiting(&mut self, pid: i32, sizes: Sizes, is_fillable: bool) {
+        self.pids.push(pid);
+        self.resident_pages += sizes.resident_pages;
+        if is_fillable {
+            self.fillable_pages += sizes.writable_pages.min(MOST_FILLED_PAGES);
+        }
+    }
+
+    /// One whose memory counts as its parent's.
+    fn add_forked(&mut self, pid: i32, sizes: Sizes) {
+        let counted = self.resident_pages;
+        self.add_waiting(pid, sizes, true);
+        self.resident_pages = counted;
     }
 }
 

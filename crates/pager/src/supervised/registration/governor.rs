@@ -256,12 +256,7 @@ impl Governor {
         let requested = self.group.resources.reclaim_target();
         let (copied, manage_from) = (copied_bytes(&self.group), manage_from(&self.group));
         if copied >= manage_from {
-            for space in &spaces {
-                let is_pending = self.unregistering.is_pending(space) || self.waiting.has(space.id);
-                if needs_scan(space, spaces.len()) && !is_pending {
-                    self.register_mappings(space);
-                }
-            }
+            self.register_new(&spaces, copied);
             for space in &spaces {
                 space.protect_shared();
             }
@@ -329,6 +324,20 @@ impl Governor {
             space.leave();
             self.handlers.forget(space);
             self.group.remove_space(space.id);
+        }
+    }
+
+    /// Scans the programs that may have new mappings. `copied`: see [`copied_bytes`].
+    fn register_new(&mut self, spaces: &[Arc<AddressSpace>], copied: u64) {
+        let limit = self.group.resources.resident_limit_bytes();
+        // Not only as memory is to be reclaimed below the limit.
+        let is_near = copied >= managed_from(limit, spaces.len() as u64);
+        let suddenly_large = suddenly_large_pages(spaces.len(), limit).filter(|_| is_near);
+        for space in spaces {
+            let is_pending = self.unregistering.is_pending(space) || self.waiting.has(space.id);
+            if needs_scan(space, spaces.len(), suddenly_large) && !is_pending {
+                self.register_mappings(space);
+            }
         }
     }
 
@@ -432,7 +441,7 @@ fn manage_from(group: &Group) -> u64 {
 /// the next sample, and until all programs are registered.
 fn managed_from(limit: u64, programs: u64) -> u64 {
     const HEADROOM: u64 = 16 << 20;
-    const EACH: u64 = FASTEST_GROWTH / (1_000_000 / REGISTRATION_TIME.as_micros() as u64);
+    const EACH: u64 = FASTEST_GROWTH / 1_000_000 * REGISTRATION_TIME.as_micros() as u64;
     (limit / 4 * 3)
         .min(limit.saturating_sub(HEADROOM + programs * EACH))
         .max(limit / 4)
@@ -442,42 +451,40 @@ fn managed_from(limit: u64, programs: u64) -> u64 {
 /// may touch all that it has mapped before it is looked at, and together they could fill what is left above the size from
 /// which programs are managed. None where there are few: they are looked at often enough.
 fn suddenly_large_pages(programs: usize, limit: u64) -> Option<u64> {
-    let each = limit / 4 / PAGE_SIZE as u64 / programs.max(1) as u64;
-    (programs > FEW).then_some(each.min(MOST_UNMANAGED_PAGES))
+    let pages = limit / 4 / PAGE_SIZE as u64;
+    let each =
+        |programs: u64| (pages / programs).clamp(REMAPPED_TO_SCAN_PAGES, MOST_UNMANAGED_PAGES);
+    (programs > FEW).then(|| each(programs as u64))
 }
 
-/// Whether a program, one of so many, may be large before it is looked at again.
-fn may_grow_suddenly(space: &AddressSpace, programs: usize) -> bool {
-    let arena = space
-        .attached()
-        .map_or(0, |attached| attached.arena.whole.pages());
-    let own = space
-        .sampling
-        .writable
-        .load(Ordering::Relaxed)
-        .saturating_sub(arena);
-    let large = suddenly_large_pages(programs, space.resources.resident_limit_bytes());
-    large.is_some_and(|large| own >= large)
-}
-
-/// Whether the VMAs of one of so many programs should be scanned.
-fn needs_scan(space: &AddressSpace, programs: usize) -> bool {
+/// Whether the VMAs of a program should be scanned, one of so many. `suddenly_large`: see [`suddenly_large_pages`].
+fn needs_scan(space: &AddressSpace, programs: usize, suddenly_large: Option<u64>) -> bool {
+    let Some(attached) = space.attached() else {
+        return false;
+    };
     // Under the limit the resident size does not grow, so new mappings show in the mapped size only.
     let mapped = space.sampling.mapped.load(Ordering::Relaxed);
     let remapped = mapped.abs_diff(space.sampling.mapped_at_scan.load(Ordering::Relaxed));
     let resident = space.resident_pages();
+    let is_small_program = resident < SMALLEST_PROGRAM_PAGES;
+    let writable = space.sampling.writable.load(Ordering::Relaxed);
+    let own = writable.saturating_sub(attached.arena.whole.pages());
+    let may_grow = suddenly_large.is_some_and(|large| own >= large);
+    let small_change = if is_small_program {
+        suddenly_large.unwrap_or(0)
+    } else {
+        resident as u64 / SMALL_CHANGE
+    };
     let interval = SMALL_CHANGE_INTERVAL * programs.div_ceil(FEW) as u64;
     let due = space.sampling.scanned.load(Ordering::Relaxed)
         + interval.min(LONGEST_SMALL_CHANGE_INTERVAL);
-    let is_small =
-        remapped < resident.max(0) as u64 / SMALL_CHANGE && space.resources.milliseconds() < due;
-    space.attached().is_some()
-        && !space.is_dead()
+    let is_small_change = remapped < small_change && space.resources.milliseconds() < due;
+    !space.is_dead()
         && !space.is_detached()
         && !space.prepared.released.load(Ordering::Relaxed)
-        && (resident >= SMALLEST_PROGRAM_PAGES || may_grow_suddenly(space, programs))
+        && (!is_small_program || may_grow)
         && (space.sampling.grown_by_itself.load(Ordering::Relaxed) >= GROWTH_TO_SCAN_PAGES
-            || remapped >= REMAPPED_TO_SCAN_PAGES && !is_small
+            || remapped >= REMAPPED_TO_SCAN_PAGES && !is_small_change
             || space.sampling.rescan.load(Ordering::Relaxed))
 }
 
@@ -503,6 +510,7 @@ mod tests {
         assert_eq!(suddenly_large_pages(8, 16 * MIB), None);
         assert_eq!(suddenly_large_pages(9, 160 * MIB), Some(256));
         assert_eq!(suddenly_large_pages(200, 160 * MIB), Some(51));
+        assert_eq!(suddenly_large_pages(2000, 16 * MIB), Some(16));
         assert_eq!(suddenly_large_pages(0, 0), None);
     }
 }
