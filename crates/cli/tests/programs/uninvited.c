@@ -207,6 +207,8 @@ static int flood(double seconds)
             waitpid(child, NULL, 0);
             _exit(0);
         }
+        /* The test kills the first one, and so all of them. */
+        must(prctl(PR_SET_PDEATHSIG, SIGKILL) != 0, "prctl");
     }
     double end = seconds_now() + seconds;
     while (seconds_now() < end)
