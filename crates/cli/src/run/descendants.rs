@@ -214,7 +214,9 @@ impl Descendants {
             }
         }
         match image.standing {
-            Standing::Attaching => self.judge_attachment(pid, image.since.elapsed()),
+            Standing::Attaching if !is_ending(pid) => {
+                self.judge_attachment(pid, image.since.elapsed())
+            }
             Standing::Interpreted if image.since.elapsed() >= GRACE && !is_ending(pid) => {
                 let (preload, is_short) = (self.preload.clone(), known.is_short);
                 let reason =
@@ -295,9 +297,14 @@ fn resident_bytes(pid: i32) -> u64 {
     pages * memfold_sys::PAGE_SIZE as u64
 }
 
-/// Whether a process has no memory any more. It may take long to end after that.
+/// Whether no thread of a process has memory any more. It may take long to end after that.
 fn is_ending(pid: i32) -> bool {
-    process::sizes(pid).is_none_or(|sizes| sizes.mapped_pages == 0)
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
+        return true;
+    };
+    let numbers = threads.filter_map(|thread| thread.ok()?.file_name().to_str()?.parse().ok());
+    let mut sizes = numbers.filter_map(process::sizes);
+    sizes.all(|sizes| sizes.mapped_pages == 0)
 }
 
 fn name_of(pid: i32) -> String {
@@ -335,6 +342,21 @@ mod tests {
             descendants.look(&Known::default());
         }
         child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_without_memory_is_ending() {
+        assert!(!is_ending(process::own_id()));
+        let mut child = Command::new("/bin/sleep").arg("30").spawn().unwrap();
+        let pid = child.id() as i32;
+        assert!(!is_ending(pid));
+        child.kill().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !is_ending(pid) {
+            assert!(Instant::now() < deadline, "a zombie has no memory");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         child.wait().unwrap();
     }
 

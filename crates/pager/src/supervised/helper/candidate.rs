@@ -53,6 +53,11 @@ impl Candidate {
         self.not_before = now + pause.min(longest);
     }
 
+    /// Whether its failures are to be remembered.
+    pub(crate) fn has_failures(&self) -> bool {
+        self.failures > 0
+    }
+
     /// Whether it was tried so often that it counts as one that has no helper for good.
     pub(crate) fn has_failed(&self) -> bool {
         self.failures >= TRIES

@@ -110,7 +110,8 @@ impl Switch {
 /// What became of one.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
-    /// It has a helper, or is gone.
+    Started,
+    /// It is gone, or a debugger has it.
     Over,
     Waits,
     /// It was just forked. Its memory is its parent's for the most part, or all of it, after a `vfork`, and is counted there.
@@ -127,14 +128,14 @@ pub(crate) struct LateStarts {
     waiting: Arc<WaitingPrograms>,
     candidates: HashMap<i32, Candidate>,
     forked: ForkedChildren,
-    /// CPU time that a look takes.
+    /// CPU time that a look takes, without the helpers that it starts.
     cost: Duration,
     /// Pages that programs without a helper may fill at once, as of the last look.
     fillable_pages: u64,
     /// The PIDs of the programs without a helper at the last look.
     seen: HashSet<i32>,
-    /// The switch was on when the last pass began, or when it ended: programs that do without a helper may have started since
-    /// the last look.
+    /// The switch was on when the last pass began, or was set on at its end: programs that do without a helper may have
+    /// started since the last look.
     was_on: bool,
 }
 
@@ -178,8 +179,9 @@ impl LateStarts {
             let need = self.need();
             self.forked.look(&self.group, &self.attacher, need);
             let time = self.time_of_room();
-            self.switch.set(self.is_room_for_looks(time));
-            self.was_on = is_on || self.switch.is_on();
+            let is_room = self.is_room_for_looks(time);
+            self.switch.set(is_room);
+            self.was_on = is_on || is_room;
             std::thread::sleep(self.pause(time, is_needed || self.was_on));
         }
     }
@@ -245,14 +247,13 @@ impl LateStarts {
     fn look(&mut self) {
         let began = thread::cpu_time();
         let programs = self.without_helper();
-        let took = thread::cpu_time().saturating_sub(began);
-        self.cost = (self.cost * 3 + took) / 4;
+        let mut took = thread::cpu_time().saturating_sub(began);
         let need = self.need();
         let is_many = programs.len() + self.group.space_count() > FEW;
         let is_filled = is_many && self.time_of_room() < INTERVALS[0];
         let seen: HashSet<i32> = programs.iter().map(|(pid, _)| *pid).collect();
         let seen_before = std::mem::replace(&mut self.seen, seen);
-        // One that is starting its helper has the arena mapped, and is not seen twice.
+        // One that is starting its helper has the arena mapped; most of these are not seen twice.
         let may_be_large = |(pid, sizes): &(i32, Sizes)| {
             is_filled && sizes.writable_pages >= MOST_UNMANAGED_PAGES && seen_before.contains(pid)
         };
@@ -262,15 +263,16 @@ impl LateStarts {
             .partition(|program| is_worth(&program.1) || may_be_large(program));
         let tried: HashSet<i32> = large.iter().map(|(pid, _)| *pid).collect();
         let all = &self.seen;
-        // Those that cannot have a helper are known as long as they live.
         self.candidates.retain(|pid, candidate| {
-            tried.contains(pid) || all.contains(pid) && candidate.has_failed()
+            tried.contains(pid) || all.contains(pid) && candidate.has_failures()
         });
+        // Of a new one it is not known whether it is starting its helper, where it does so by itself.
         let is_known = |pid: &i32| !need.is_little_room || seen_before.contains(pid);
         let has_failed = |pid: &i32| self.candidates.get(pid).is_some_and(Candidate::has_failed);
         let mut found = Found::default();
         for (pid, sizes) in small {
-            found.add_waiting(pid, sizes, is_known(&pid) && !has_failed(&pid));
+            let is_fillable = is_known(&pid) && !has_failed(&pid) && !self.forked.has(pid);
+            found.add(pid, sizes.resident_pages, is_fillable.then_some(&sizes));
         }
         let at_once = need.worth_at_once(large.len() as u64);
         let large = large.into_iter().map(|program| {
@@ -285,15 +287,21 @@ impl LateStarts {
                 found.pids.push(pid);
                 continue;
             }
-            match self.start(pid, starts) {
-                Outcome::Waits => found.add_waiting(pid, sizes, true),
-                Outcome::Forked => found.add_forked(pid, sizes),
+            let began = thread::cpu_time();
+            let outcome = self.start(pid, starts);
+            if outcome != Outcome::Started {
+                took += thread::cpu_time().saturating_sub(began);
+            }
+            match outcome {
+                Outcome::Waits => found.add(pid, sizes.resident_pages, Some(&sizes)),
+                Outcome::Forked => found.add(pid, 0, Some(&sizes)),
                 Outcome::Failed if sizes.resident_pages < need.worth => {
-                    found.add_waiting(pid, sizes, false);
+                    found.add(pid, sizes.resident_pages, None);
                 }
-                Outcome::Over | Outcome::Failed => {}
+                Outcome::Started | Outcome::Over | Outcome::Failed => {}
             }
         }
+        self.cost = (self.cost * 3 + took) / 4;
         self.group.resources.set_waiting_pages(found.resident_pages);
         self.fillable_pages = found.fillable_pages;
         *lock(&self.waiting.waiting_pids) = found.pids;
@@ -351,7 +359,8 @@ impl LateStarts {
             return Outcome::Over;
         };
         match self.attacher.start_late(&Arc::new(process), haste) {
-            Ok(()) | Err(AttachError::Held) => Outcome::Over,
+            Ok(()) => Outcome::Started,
+            Err(AttachError::Held) => Outcome::Over,
             Err(AttachError::Busy | AttachError::Stopped) => Outcome::Waits,
             // It may have executed a program just now.
             Err(error) => {
@@ -372,20 +381,13 @@ struct Found {
 }
 
 impl Found {
-    /// One that has none as yet. `is_fillable`: it can have one, and what it has mapped is its own, not a helper's.
-    fn add_waiting(&mut self, pid: i32, sizes: Sizes, is_fillable: bool) {
+    /// A program that has no helper as yet, of which so many pages count. `fillable`: its sizes, if it may fill what it has
+    /// mapped before it has a helper.
+    fn add(&mut self, pid: i32, resident_pages: u64, fillable: Option<&Sizes>) {
         self.pids.push(pid);
-        self.resident_pages += sizes.resident_pages;
-        if is_fillable {
-            self.fillable_pages += sizes.writable_pages.min(MOST_FILLED_PAGES);
-        }
-    }
-
-    /// One whose memory counts as its parent's.
-    fn add_forked(&mut self, pid: i32, sizes: Sizes) {
-        let counted = self.resident_pages;
-        self.add_waiting(pid, sizes, true);
-        self.resident_pages = counted;
+        self.resident_pages += resident_pages;
+        let fillable = fillable.map_or(0, |sizes| sizes.writable_pages);
+        self.fillable_pages += fillable.min(MOST_FILLED_PAGES);
     }
 }
 

@@ -330,7 +330,7 @@ impl Governor {
     /// Scans the programs that may have new mappings. `copied`: see [`copied_bytes`].
     fn register_new(&mut self, spaces: &[Arc<AddressSpace>], copied: u64) {
         let limit = self.group.resources.resident_limit_bytes();
-        // Not only as memory is to be reclaimed below the limit.
+        // Programs may also be managed because memory is to be reclaimed below the limit: then small ones are left alone.
         let is_near = copied >= managed_from(limit, spaces.len() as u64);
         let suddenly_large = suddenly_large_pages(spaces.len(), limit).filter(|_| is_near);
         for space in spaces {
@@ -449,7 +449,7 @@ fn managed_from(limit: u64, programs: u64) -> u64 {
 
 /// Private writable pages at which a program is managed, however small it is, if it is one of so many under a limit: each
 /// may touch all that it has mapped before it is looked at, and together they could fill what is left above the size from
-/// which programs are managed. None where there are few: they are looked at often enough.
+/// which programs are managed. As many at least as trigger a scan. None where there are few: they are looked at often enough.
 fn suddenly_large_pages(programs: usize, limit: u64) -> Option<u64> {
     let pages = limit / 4 / PAGE_SIZE as u64;
     let each =
@@ -471,7 +471,7 @@ fn needs_scan(space: &AddressSpace, programs: usize, suddenly_large: Option<u64>
     let own = writable.saturating_sub(attached.arena.whole.pages());
     let may_grow = suddenly_large.is_some_and(|large| own >= large);
     let small_change = if is_small_program {
-        suddenly_large.unwrap_or(0)
+        suddenly_large.unwrap_or_default()
     } else {
         resident as u64 / SMALL_CHANGE
     };
