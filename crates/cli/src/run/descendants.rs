@@ -9,7 +9,7 @@ use super::unmanaged::{self, Reason};
 use memfold_pager::AttachError;
 use memfold_sys::deadline;
 use memfold_sys::privilege;
-use memfold_sys::process::{self, proc_text};
+use memfold_sys::process::{self, Process, proc_text};
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::fs;
@@ -299,11 +299,10 @@ fn resident_bytes(pid: i32) -> u64 {
 
 /// Whether no thread of a process has memory any more. It may take long to end after that.
 fn is_ending(pid: i32) -> bool {
-    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
+    let Ok(process) = Process::open(pid) else {
         return true;
     };
-    let numbers = threads.filter_map(|thread| thread.ok()?.file_name().to_str()?.parse().ok());
-    let mut sizes = numbers.filter_map(process::sizes);
+    let mut sizes = process.threads().into_iter().filter_map(process::sizes);
     sizes.all(|sizes| sizes.mapped_pages == 0)
 }
 

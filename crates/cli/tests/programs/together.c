@@ -84,7 +84,7 @@ int main(int count, char **arguments)
     close(ready[1]);
     for (char byte; programs > 0 && read(ready[0], &byte, 1) == 1; programs--)
         ;
-    /* All wait by then for the start, and memfold has looked at each. */
+    /* All wait for the start; memfold has time to look at them. */
     usleep(500000);
     close(start[1]);
     while (wait(&status) > 0)

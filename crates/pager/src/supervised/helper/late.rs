@@ -258,7 +258,7 @@ impl LateStarts {
             is_filled && sizes.writable_pages >= MOST_UNMANAGED_PAGES && seen_before.contains(pid)
         };
         let is_worth = |sizes: &Sizes| sizes.resident_pages >= need.worth;
-        let (large, small): (Vec<_>, Vec<_>) = programs
+        let (mut large, small): (Vec<_>, Vec<_>) = programs
             .into_iter()
             .partition(|program| is_worth(&program.1) || may_be_large(program));
         let tried: HashSet<i32> = large.iter().map(|(pid, _)| *pid).collect();
@@ -275,18 +275,14 @@ impl LateStarts {
             found.add(pid, sizes.resident_pages, is_fillable.then_some(&sizes));
         }
         let at_once = need.worth_at_once(large.len() as u64);
-        let large = large.into_iter().map(|program| {
-            let starts = program.1.resident_pages >= at_once || may_be_large(&program);
-            (program, starts)
-        });
-        let mut large: Vec<_> = large.collect();
         // To start a helper takes milliseconds: first where most can be paged out.
-        large.sort_unstable_by_key(|((_, sizes), _)| Reverse(sizes.resident_pages));
-        for ((pid, sizes), starts) in large {
+        large.sort_unstable_by_key(|(_, sizes)| Reverse(sizes.resident_pages));
+        for (pid, sizes) in large {
             if self.forked.has(pid) {
                 found.pids.push(pid);
                 continue;
             }
+            let starts = sizes.resident_pages >= at_once || may_be_large(&(pid, sizes));
             let began = thread::cpu_time();
             let outcome = self.start(pid, starts);
             if outcome != Outcome::Started {
@@ -381,8 +377,8 @@ struct Found {
 }
 
 impl Found {
-    /// A program that has no helper as yet, of which so many pages count. `fillable`: its sizes, if it may fill what it has
-    /// mapped before it has a helper.
+    /// A program that has no helper as yet. `resident_pages`: those that are not counted elsewhere. `fillable`: its sizes, if
+    /// it may fill what it has mapped before it has a helper.
     fn add(&mut self, pid: i32, resident_pages: u64, fillable: Option<&Sizes>) {
         self.pids.push(pid);
         self.resident_pages += resident_pages;

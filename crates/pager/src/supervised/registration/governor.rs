@@ -331,7 +331,7 @@ impl Governor {
     fn register_new(&mut self, spaces: &[Arc<AddressSpace>], copied: u64) {
         let limit = self.group.resources.resident_limit_bytes();
         // Programs may also be managed because memory is to be reclaimed below the limit: then small ones are left alone.
-        let is_near = copied >= managed_from(limit, spaces.len() as u64);
+        let is_near = copied >= registration_watermark(limit, spaces.len() as u64);
         let suddenly_large = suddenly_large_pages(spaces.len(), limit).filter(|_| is_near);
         for space in spaces {
             let is_pending = self.unregistering.is_pending(space) || self.waiting.has(space.id);
@@ -434,12 +434,12 @@ fn manage_from(group: &Group) -> u64 {
         return 0;
     }
     let limit = group.resources.resident_limit_bytes();
-    managed_from(limit, group.space_count() as u64)
+    registration_watermark(limit, group.space_count() as u64)
 }
 
-/// The same for a limit and a number of programs: three quarters of the limit, or less if the rest could be touched before
+/// Resident bytes near a limit: three quarters of it, or less if the rest could be touched before
 /// the next sample, and until all programs are registered.
-fn managed_from(limit: u64, programs: u64) -> u64 {
+fn registration_watermark(limit: u64, programs: u64) -> u64 {
     const HEADROOM: u64 = 16 << 20;
     const EACH: u64 = FASTEST_GROWTH / 1_000_000 * REGISTRATION_TIME.as_micros() as u64;
     (limit / 4 * 3)
@@ -447,17 +447,19 @@ fn managed_from(limit: u64, programs: u64) -> u64 {
         .max(limit / 4)
 }
 
-/// Private writable pages at which a program is managed, however small it is, if it is one of so many under a limit: each
-/// may touch all that it has mapped before it is looked at, and together they could fill what is left above the size from
-/// which programs are managed. As many at least as trigger a scan. None where there are few: they are looked at often enough.
+/// Private writable pages from which small programs are managed, too. None up to [`FEW`] programs: they are looked at often
+/// enough. Of more, each may touch all that it has mapped before it is looked at, and together they could fill what is left
+/// above the size from which programs are managed. At least as many as trigger a scan.
 fn suddenly_large_pages(programs: usize, limit: u64) -> Option<u64> {
-    let pages = limit / 4 / PAGE_SIZE as u64;
-    let each =
-        |programs: u64| (pages / programs).clamp(REMAPPED_TO_SCAN_PAGES, MOST_UNMANAGED_PAGES);
-    (programs > FEW).then(|| each(programs as u64))
+    if programs <= FEW {
+        return None;
+    }
+    let each = limit / 4 / PAGE_SIZE as u64 / programs as u64;
+    Some(each.clamp(REMAPPED_TO_SCAN_PAGES, MOST_UNMANAGED_PAGES))
 }
 
-/// Whether the VMAs of a program should be scanned, one of so many. `suddenly_large`: see [`suddenly_large_pages`].
+/// Whether the VMAs of a program should be scanned. `programs`: how many there are. `suddenly_large`: see
+/// [`suddenly_large_pages`].
 fn needs_scan(space: &AddressSpace, programs: usize, suddenly_large: Option<u64>) -> bool {
     let Some(attached) = space.attached() else {
         return false;
@@ -496,13 +498,17 @@ mod tests {
 
     #[test]
     fn many_programs_are_managed_earlier() {
-        assert_eq!(managed_from(1024 * MIB, 1), 768 * MIB);
-        assert_eq!(managed_from(1024 * MIB, 200), 768 * MIB, "there is room");
-        let many = managed_from(160 * MIB, 50);
+        assert_eq!(registration_watermark(1024 * MIB, 1), 768 * MIB);
+        assert_eq!(
+            registration_watermark(1024 * MIB, 200),
+            768 * MIB,
+            "there is room"
+        );
+        let many = registration_watermark(160 * MIB, 50);
         assert!(many > 100 * MIB && many < 110 * MIB, "{many}");
-        assert_eq!(managed_from(160 * MIB, 200), 40 * MIB);
-        assert_eq!(managed_from(16 * MIB, 1), 4 * MIB);
-        assert_eq!(managed_from(0, 1), 0);
+        assert_eq!(registration_watermark(160 * MIB, 200), 40 * MIB);
+        assert_eq!(registration_watermark(16 * MIB, 1), 4 * MIB);
+        assert_eq!(registration_watermark(0, 1), 0);
     }
 
     #[test]
