@@ -92,6 +92,12 @@ impl OtherWork {
     }
 }
 
+/// Free memory of the machine in bytes, without what the kernel keeps for each CPU.
+pub fn free_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    (info.freeram as u64).saturating_mul(info.mem_unit.into())
+}
+
 /// The second figure of `12.34 56.78\n`.
 fn idle_of(uptime: &str) -> Option<Duration> {
     let (_, idle) = uptime.trim_end().split_once(' ')?;
@@ -131,6 +137,14 @@ mod tests {
         for none in ["", "3-1", "a", "0-", "0,,1", "0-4294967295"] {
             assert_eq!(cpus_of(none), None, "{none}");
         }
+    }
+
+    #[test]
+    fn free_memory_is_part_of_the_machines() {
+        let total = rustix::system::sysinfo();
+        let total = total.totalram as u64 * u64::from(total.mem_unit);
+        let free = free_bytes();
+        assert!(free > 0 && free < total, "{free} of {total}");
     }
 
     #[test]

@@ -25,6 +25,7 @@ use rest::Rest;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use steady::Steady;
 use traced::Tracing;
 use unregister::Unregistering;
 use waiting::Waiting;
@@ -35,6 +36,7 @@ mod recall;
 mod release;
 mod request;
 mod rest;
+mod steady;
 mod traced;
 mod unregister;
 mod waiting;
@@ -70,9 +72,11 @@ const HELPERLESS: Duration = Duration::from_millis(250);
 /// Time after its helper exited at which a program that still exists is taken to share its memory with
 /// another process. Longer leaves that process unguarded for longer.
 const OUTLIVED: Duration = Duration::from_millis(50);
-/// Interval at which handlers are reminded of what a failed read left unread, where there are more than `FEW` programs;
+/// Least interval at which handlers are reminded of what a failed read left unread, where there are more than `FEW` programs;
 /// else each sample reminds them. Longer costs less with many programs, and delays what was not read.
 const REMINDER_INTERVAL: Duration = Duration::from_millis(10);
+/// Reminders take so small a part of a CPU: a larger value delays what was not read where there are many programs.
+const REMINDER_REST: u32 = 200;
 pub(crate) const FEW: usize = 8;
 /// Bounds of the interval between two samples.
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
@@ -95,8 +99,8 @@ pub(crate) struct Governor {
     last_exit_check: Instant,
     /// When all programs are checked for exits by threads.
     thread_exits: Pace,
-    /// Time of the last reminders.
-    last_reminder: Instant,
+    /// When handlers are reminded, where there are many programs.
+    reminders: Pace,
     /// Time of the last look at the limit.
     last_watch: Instant,
     unregistering: Unregistering,
@@ -105,6 +109,10 @@ pub(crate) struct Governor {
     releasing: Releasing,
     tracing: Tracing,
     rest: Rest,
+    steady: Steady,
+    /// Number of programs at the last sample, and the ID of the last that came.
+    programs: usize,
+    newest: u64,
     cpu_watch: CpuWatch,
     /// What a program waits for is under way, as of the last sample.
     is_awaited: bool,
@@ -127,13 +135,16 @@ impl Governor {
             sharing: SharingWatch::default(),
             last_exit_check: Instant::now(),
             thread_exits: Pace::new(EXIT_CHECK_INTERVAL, EXIT_CHECK_REST),
-            last_reminder: Instant::now(),
+            reminders: Pace::new(REMINDER_INTERVAL, REMINDER_REST),
             last_watch: Instant::now(),
             unregistering: Unregistering::default(),
             waiting: Waiting::default(),
             releasing: Releasing::default(),
             tracing: Tracing::default(),
             rest: Rest::default(),
+            steady: Steady::default(),
+            programs: 0,
+            newest: 0,
             cpu_watch: CpuWatch::default(),
             is_awaited: false,
             is_any_unlistened: false,
@@ -163,6 +174,9 @@ impl Governor {
                 // With the wake-up, which may take longer than the look.
                 let took = thread::cpu_time().saturating_sub(began);
                 resting = self.rest_interval(took);
+                if resting.is_none() {
+                    nap = self.steady.interval(self.programs, took, nap);
+                }
             }
             began = thread::cpu_time();
             match resting {
@@ -172,7 +186,7 @@ impl Governor {
                         self.rest.note_computing();
                     }
                 }
-                None => crate::time::sleep(nap),
+                None => self.nap(nap),
             }
             let pause = last.elapsed().saturating_sub(nap).as_nanos() as u64;
             let longest = &self.group.resources.counters.longest_pause_ns;
@@ -180,6 +194,21 @@ impl Governor {
             last = Instant::now();
         }
         alarm.disown();
+    }
+
+    /// Sleeps until the next look, or until it is due after all.
+    fn nap(&self, nap: Duration) {
+        if !self.steady.is_late() {
+            return crate::time::sleep(nap);
+        }
+        let began = Instant::now();
+        loop {
+            let left = nap.saturating_sub(began.elapsed());
+            crate::time::sleep(left.min(SHORTEST_TICK));
+            if left <= SHORTEST_TICK || self.steady.is_look_needed() {
+                return;
+            }
+        }
     }
 
     /// The interval to the next sample if all programs are at rest, after one that took so much CPU time. Below the
@@ -210,6 +239,11 @@ impl Governor {
     /// Samples all programs and registers mappings if needed. Returns the time until the next sample.
     fn tick(&mut self) -> Duration {
         let spaces = self.group.spaces();
+        self.programs = spaces.len();
+        let newest = spaces.last().map_or(0, |space| space.id);
+        if newest != std::mem::replace(&mut self.newest, newest) {
+            self.steady.note_change();
+        }
         if self.last_exit_check.elapsed() >= EXIT_CHECK_INTERVAL {
             self.last_exit_check = Instant::now();
             if self.thread_exits.is_due(spaces.len()) {
@@ -228,18 +262,14 @@ impl Governor {
             }
         }
         self.messages.service.finish_loads();
-        let reminds = spaces.len() <= FEW || self.last_reminder.elapsed() >= REMINDER_INTERVAL;
-        if reminds {
-            self.last_reminder = Instant::now();
-        }
-        spaces.iter().for_each(|space| self.sample(space, reminds));
+        spaces.iter().for_each(|space| self.sample(space));
+        self.remind(&spaces);
         self.handlers.replace_busy();
         let is_awaited = self.unregister_for_programs(&spaces)
             | self.release_programs(&spaces)
             | self.recall_for_tracers(&spaces);
         self.is_awaited = is_awaited;
-        let is_unlistened = |space: &Arc<AddressSpace>| space.unlistened.load(Ordering::Relaxed);
-        self.is_any_unlistened = spaces.iter().any(is_unlistened);
+        self.is_any_unlistened = spaces.iter().any(|space| is_unlistened(space));
         self.count_refused(&spaces);
         self.sharing.update(&self.group);
         self.group.refresh_limit();
@@ -267,6 +297,7 @@ impl Governor {
             }
         }
         if is_awaited {
+            self.steady.note_change();
             return SHORTEST_TICK;
         }
         let room = if copied < manage_from {
@@ -278,9 +309,21 @@ impl Governor {
         Duration::from_micros(micros).clamp(SHORTEST_TICK, LONGEST_TICK)
     }
 
-    /// Samples the sizes of a program, and sees to it that it is guarded and listened to; `reminds` its handlers of what
-    /// is unread.
-    fn sample(&self, space: &Arc<AddressSpace>, reminds: bool) {
+    /// Reminds handlers of what is unread.
+    fn remind(&mut self, spaces: &[Arc<AddressSpace>]) {
+        let is_due = self.reminders.is_due(spaces.len());
+        if spaces.len() > FEW && !is_due {
+            return;
+        }
+        let began = thread::cpu_time();
+        let listened = spaces.iter().filter(|space| !is_unlistened(space));
+        listened.for_each(|space| self.handlers.remind(space));
+        let took = thread::cpu_time().saturating_sub(began);
+        self.reminders.note(spaces.len(), took);
+    }
+
+    /// Samples the sizes of a program, and sees to it that it is guarded and listened to.
+    fn sample(&self, space: &Arc<AddressSpace>) {
         if space.is_detached() {
             self.probe(space);
         }
@@ -303,10 +346,7 @@ impl Governor {
         space.sweep_table();
         space.watch_removals();
         space.withhold_moved();
-        if !space.unlistened.load(Ordering::Relaxed) {
-            if reminds {
-                self.handlers.remind(space);
-            }
+        if !is_unlistened(space) {
             space.note_listening();
         } else if space.may_retry_listening() {
             space.unlistened.store(false, Ordering::Relaxed);
@@ -366,6 +406,7 @@ impl Governor {
         if lock(&space.refused).is_any_new(&scan.unmanaged) {
             let now = self.group.resources.milliseconds();
             self.group.found_mappings.store(now, Ordering::Relaxed);
+            self.steady.note_change();
         }
         // What was withheld, where forks are prepared, is checked by the changes since.
         let mut withheld_at = None;
@@ -398,6 +439,11 @@ impl Governor {
         drop(gate);
         self.messages.serve(space, messages);
     }
+}
+
+/// Whether a program's messages are not listened to.
+fn is_unlistened(space: &AddressSpace) -> bool {
+    space.unlistened.load(Ordering::Relaxed)
 }
 
 /// Whether no helper would kill the program when the supervisor dies: it never had a helper, or its

@@ -33,9 +33,16 @@ const LONGEST: Duration = Duration::from_millis(100);
 /// The longest interval for programs that are watched by timers. One system call that touches much memory is seen once it
 /// returns, and is found by a look before. Longer lets it touch more.
 const LONGEST_WATCHED: Duration = Duration::from_millis(25);
-/// The same as [`LONGEST`] where all CPUs were idle since. Longer finds tracers later, and programs of which only the helper is left, of
-/// many programs: those take little time to begin and to end.
+/// The same as [`LONGEST`] where all CPUs were idle since, and where looks then take more than one part of a CPU in
+/// [`REST_IDLE`]. Longer finds tracers later, and programs of which only the helper is left, of many programs: those take
+/// little time to begin and to end.
 const LONGEST_IDLE: Duration = Duration::from_millis(400);
+const LONGEST_IDLE_OF_MANY: Duration = Duration::from_secs(1);
+const REST_IDLE: u32 = 400;
+/// The idle time is asked for no more often than after so many times of what a look takes, up to [`LONGEST_ASKED`]. Longer
+/// lets many programs that wake grow for longer.
+const REST_ASKED: u32 = 4;
+const LONGEST_ASKED: Duration = Duration::from_millis(10);
 /// Bytes by which programs that wake may exceed the limit for a moment, besides what is tolerated. Less looks more often,
 /// and each wake-up of an idle CPU costs it up to 50 µs.
 const AWAKENING: u64 = 8 << 20;
@@ -74,7 +81,9 @@ impl Rest {
         let (Some(others), Some((idle, interval))) = (&self.others, &self.idle) else {
             return true;
         };
-        is_due(idle.elapsed(), *interval, others.none_since(idle))
+        let longest = (self.cost * REST_IDLE).clamp(LONGEST_IDLE, LONGEST_IDLE_OF_MANY);
+        let was_idle = || others.none_since(idle);
+        is_due(idle.elapsed(), (*interval, longest), was_idle)
     }
 
     /// A timer expired: programs that are not busy take CPU time, and would end each of many waits.
@@ -112,13 +121,18 @@ impl Rest {
         }
         let idle = self.others.as_ref().and_then(|others| others.now().ok());
         self.idle = idle.map(|idle| (idle, interval));
-        Some(idle.map_or(interval, |_| harmless))
+        let asked = harmless.max((self.cost * REST_ASKED).min(LONGEST_ASKED));
+        Some(idle.map_or(interval, |_| asked.min(interval)))
     }
 }
 
-/// Whether a look is due so long after the last one, if all CPUs were idle since, or not.
-fn is_due(elapsed: Duration, interval: Duration, was_idle: bool) -> bool {
-    elapsed >= LONGEST_IDLE || !was_idle && elapsed >= interval
+/// Whether a look is due so long after the last one: after an interval, or after a longer one if all CPUs were idle since.
+fn is_due(
+    elapsed: Duration,
+    (interval, longest): (Duration, Duration),
+    was_idle: impl FnOnce() -> bool,
+) -> bool {
+    elapsed >= longest || elapsed >= interval && !was_idle()
 }
 
 #[cfg(test)]
@@ -219,11 +233,17 @@ mod tests {
         let (few, _) = with_others(MILLISECOND / 50);
         assert!(few.is_look_needed(), "it is as cheap as the question");
         let (many, interval) = with_others(2 * MILLISECOND);
-        assert!(interval < 7 * MILLISECOND, "it asks instead");
-        std::thread::sleep(LONGEST_IDLE);
+        assert!(
+            interval > 7 * MILLISECOND && interval <= 8 * MILLISECOND,
+            "it asks instead: {interval:?}"
+        );
+        assert_eq!(with_others(20 * MILLISECOND).1, LONGEST_ASKED);
+        std::thread::sleep(LONGEST_IDLE_OF_MANY);
         assert!(many.is_look_needed(), "however idle the machine was");
-        assert!(is_due(8 * MILLISECOND, 8 * MILLISECOND, false));
-        assert!(!is_due(7 * MILLISECOND, 8 * MILLISECOND, false));
-        assert!(!is_due(LONGEST_IDLE / 2, 8 * MILLISECOND, true));
+        let intervals = (8 * MILLISECOND, LONGEST_IDLE);
+        assert!(is_due(8 * MILLISECOND, intervals, || false));
+        assert!(!is_due(7 * MILLISECOND, intervals, || unreachable!()));
+        assert!(!is_due(LONGEST_IDLE / 2, intervals, || true));
+        assert!(is_due(LONGEST_IDLE, intervals, || unreachable!()));
     }
 }
