@@ -53,6 +53,8 @@ pub(crate) struct Resources {
     pub tracers: SparedTracers,
     /// Forks are prepared by the programs' library, as the kernel does not report them.
     prepares_forks: AtomicBool,
+    /// An address space may have ranges in `cow_broken` or `sibling_ranges`.
+    is_any_listed: AtomicBool,
     /// Pages get to the stage by `mremap`, as the kernel has no `UFFDIO_MOVE`.
     carries: AtomicBool,
     /// A zero-filled page that was known to be resident was logged.
@@ -114,6 +116,7 @@ impl Resources {
             priority: ReclaimerPriority::default(),
             tracers: SparedTracers::default(),
             prepares_forks: AtomicBool::new(false),
+            is_any_listed: AtomicBool::default(),
             carries: AtomicBool::new(false),
             warned_zeroed: AtomicBool::new(false),
             warned_mappings: AtomicBool::new(false),
@@ -284,6 +287,17 @@ impl Resources {
     pub(crate) fn wake_reclaimer_under_pressure(&self) {
         self.priority.note_pressure();
         self.wake_reclaimer();
+    }
+
+    /// A range was added to `cow_broken` or `sibling_ranges` of an address space.
+    pub(crate) fn note_listed(&self) {
+        // Release: whoever takes this finds the range.
+        self.is_any_listed.store(true, Ordering::Release);
+    }
+
+    /// Whether any may have been since the last call.
+    pub(crate) fn take_listed(&self) -> bool {
+        self.is_any_listed.swap(false, Ordering::Acquire)
     }
 
     /// Waits for [`Resources::wake_reclaimer`], at most `timeout`.

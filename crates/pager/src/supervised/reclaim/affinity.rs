@@ -44,12 +44,28 @@ impl AffinityFollower {
             return;
         }
         self.updated = Instant::now();
-        let chosen = self.choose(&listening_handlers(group), !group.deferred.is_empty());
+        let chosen = self.choose(&self.listening_handlers(group), !group.deferred.is_empty());
         if chosen != self.chosen {
             // Failure costs latency only.
             let _ = thread::run_on(&chosen);
             self.chosen = chosen;
         }
+    }
+
+    /// The numbers of the handlers that listen to programs.
+    fn listening_handlers(&self, group: &Group) -> Vec<usize> {
+        let mut numbers = Vec::new();
+        for space in group.spaces() {
+            for number in lock(&space.listeners).listeners() {
+                if !numbers.contains(&number) {
+                    numbers.push(number);
+                }
+            }
+            if numbers.len() >= self.allowed.len() {
+                break;
+            }
+        }
+        numbers
     }
 
     fn choose(&self, listening: &[usize], faults_wait: bool) -> Vec<usize> {
@@ -66,19 +82,6 @@ impl AffinityFollower {
         }
         free
     }
-}
-
-/// The numbers of the handlers that listen to programs.
-fn listening_handlers(group: &Group) -> Vec<usize> {
-    let mut numbers = Vec::new();
-    for space in group.spaces() {
-        for number in lock(&space.listeners).listeners() {
-            if !numbers.contains(&number) {
-                numbers.push(number);
-            }
-        }
-    }
-    numbers
 }
 
 #[cfg(test)]

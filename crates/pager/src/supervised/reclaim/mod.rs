@@ -10,3 +10,4 @@ pub(crate) mod proactive;
 pub(crate) mod reclaimer;
 pub(crate) mod round;
 pub(crate) mod stage;
+pub(crate) mod turns;

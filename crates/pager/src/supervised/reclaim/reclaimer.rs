@@ -16,6 +16,7 @@ use crate::supervised::reclaim::affinity::AffinityFollower;
 use crate::supervised::reclaim::batch::plan::LOOKED_AT;
 use crate::supervised::reclaim::crew::{Crew, Job};
 use crate::supervised::reclaim::round::{BATCH, GATE_PATIENCE, Progress, Worker, can_be_commanded};
+use crate::supervised::reclaim::turns::Turns;
 use crate::supervised::space::AddressSpace;
 use crate::sync::{Mutex, lock};
 use crate::time::Instant;
@@ -48,6 +49,7 @@ pub(crate) struct Reclaimer {
     group: Arc<Group>,
     worker: Worker,
     crew: Crew,
+    turns: Turns,
     /// Rounds that went to `sibling_ranges` since the last proportional choice.
     sibling_rounds: u32,
     no_progress: NoProgress,
@@ -66,6 +68,7 @@ impl Reclaimer {
             worker: Worker::new(group.clone()),
             group,
             crew,
+            turns: Turns::default(),
             sibling_rounds: 0,
             no_progress: NoProgress::default(),
             exhausted: Vec::new(),
@@ -167,8 +170,10 @@ impl Reclaimer {
                 continue;
             }
             idle_rounds += made.len();
-            let exhausted = made.iter().filter(|(_, made)| made.exhausted);
-            self.exhausted.extend(exhausted.map(|(id, _)| *id));
+            for (id, _) in made.iter().filter(|(_, made)| made.exhausted) {
+                self.exhausted.push(*id);
+                self.turns.pass_over(*id);
+            }
             let rounds = REVOLUTIONS * (resident as usize / PAGE_SIZE) / LOOKED_AT;
             // A program needs up to three rounds before the first shared page is moved.
             let turns = 3 * self.group.space_count();
@@ -274,16 +279,18 @@ impl Reclaimer {
         if free == 0 {
             return;
         }
-        let candidates = commandable(self.unexhausted());
         for _ in 0..free {
-            let Some(space) = turn_of(&candidates, |_| true) else {
+            if self.turns.first(&self.group).is_none() {
+                self.turns.plan(&self.commandable(), |_| true);
+            }
+            let Some(space) = self.turns.first(&self.group) else {
                 break;
             };
             let is_alone = cfg!(simulated) || !space.fork.family.has_others(&space);
             if Arc::ptr_eq(&space, own) || self.crew.has(&space) || !is_alone {
                 break;
             }
-            take_turn(&candidates, &space);
+            self.turns.take(&self.group, |next| next.id == space.id);
             self.crew.hand_out(Job {
                 space,
                 excess_bytes,
@@ -293,22 +300,39 @@ impl Reclaimer {
 
     /// Chooses the address space of the next round, in proportion to evictable size.
     fn choose(&mut self) -> Option<Arc<AddressSpace>> {
+        if let Some(space) = self.choose_listed() {
+            return Some(space);
+        }
+        let planned = self.turns.take(&self.group, |space| !self.crew.has(space));
+        planned.or_else(|| {
+            let candidates = self.commandable();
+            let is_free = |space: &AddressSpace| !self.crew.has(space);
+            self.turns.plan(&candidates, is_free);
+            self.turns.take(&self.group, is_free)
+        })
+    }
+
+    /// Chooses an address space with pages that are to leave before others.
+    fn choose_listed(&mut self) -> Option<Arc<AddressSpace>> {
+        if !self.group.resources.take_listed() {
+            return None;
+        }
         let spaces = self.unexhausted();
+        let is_listed = |space: &Arc<AddressSpace>| {
+            let clock = &space.clock;
+            !lock(&clock.cow_broken).is_empty() || !lock(&clock.sibling_ranges).is_empty()
+        };
+        if self.group.spaces().iter().any(is_listed) {
+            self.group.resources.note_listed();
+        }
         let free = || spaces.iter().filter(|space| !self.crew.has(space));
         // Pages whose COW was broken come first: their copies use more memory until they are paged out.
-        let listed = most_of(free(), |space| &space.clock.cow_broken).or_else(|| {
+        most_of(free(), |space| &space.clock.cow_broken).or_else(|| {
             // Next are pages whose copies in relatives were paged out, which saves no memory before
             // the originals are paged out, too.
             self.sibling_rounds = (self.sibling_rounds + 1) % SIBLING_ROUNDS;
             let siblings_first = self.sibling_rounds != 0;
             most_of(free(), |space| &space.clock.sibling_ranges).filter(|_| siblings_first)
-        });
-        listed.or_else(|| {
-            let candidates = commandable(spaces);
-            // Those that have a round gain credit meanwhile.
-            let space = turn_of(&candidates, |space| !self.crew.has(space))?;
-            take_turn(&candidates, &space);
-            Some(space)
         })
     }
 
@@ -318,44 +342,15 @@ impl Reclaimer {
         spaces.retain(|space| !self.exhausted.contains(&space.id));
         spaces
     }
-}
 
-/// Those that may have a round. Programs with silent helpers are among them only if there are no others.
-fn commandable(spaces: Vec<Arc<AddressSpace>>) -> Vec<Arc<AddressSpace>> {
-    let (silent, others): (Vec<_>, Vec<_>) = spaces
-        .into_iter()
-        .filter(|space| can_be_commanded(space))
-        .partition(|space| space.is_silent());
-    if others.is_empty() { silent } else { others }
-}
-
-/// What an address space gains of credit each turn.
-fn weight(space: &AddressSpace) -> i64 {
-    let unevictable = space.unevictable.pages() as i64;
-    (space.resident_pages() - unevictable).max(1)
-}
-
-/// The address space whose turn it is, in proportion to evictable size, of those that are free.
-fn turn_of(
-    candidates: &[Arc<AddressSpace>],
-    is_free: impl Fn(&AddressSpace) -> bool,
-) -> Option<Arc<AddressSpace>> {
-    let credit =
-        |space: &&Arc<AddressSpace>| space.clock.credit.load(Ordering::Relaxed) + weight(space);
-    let free = candidates.iter().filter(|space| is_free(space));
-    // Of equals, the first.
-    free.rev().max_by_key(credit).cloned()
-}
-
-/// Takes the turn of an address space.
-fn take_turn(candidates: &[Arc<AddressSpace>], next: &AddressSpace) {
-    let mut total = 0;
-    for space in candidates {
-        let weight = weight(space);
-        total += weight;
-        space.clock.credit.fetch_add(weight, Ordering::Relaxed);
+    /// Those that may have a round. Programs with silent helpers are among them only if there are no others.
+    fn commandable(&self) -> Vec<Arc<AddressSpace>> {
+        let each = self.unexhausted().into_iter();
+        let (silent, others): (Vec<_>, Vec<_>) = each
+            .filter(|space| can_be_commanded(space))
+            .partition(|space| space.is_silent());
+        if others.is_empty() { silent } else { others }
     }
-    next.clock.credit.fetch_sub(total, Ordering::Relaxed);
 }
 
 /// The address space with the most pages in `list`, among those that can take a batch now.

@@ -135,6 +135,7 @@ impl Planner<'_> {
                 };
                 if let Some(start) = stopped {
                     lock(list).push(PageRange { start, ..part });
+                    space.resources.note_listed();
                 }
             }
             if self.pages > 0 {

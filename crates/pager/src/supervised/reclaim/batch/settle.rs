@@ -116,6 +116,7 @@ fn apply_cow_break(
         // The copies were made for page-out: they are the next victims.
         lock(&space.clock.cow_broken).push(range);
         note_cow_broken(space, range);
+        space.resources.note_listed();
     }
     for step in 0..run.pages {
         let entry = gate.table().entry(run.page.plus(u64::from(step)));
