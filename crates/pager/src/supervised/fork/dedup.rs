@@ -68,8 +68,11 @@ impl DedupCandidates {
         group: &Group,
         scratch: &mut Scratch,
     ) -> Option<Slot> {
-        let mut buffer = [0; PAGE_SIZE];
         let candidates = &mut self.candidates[index];
+        if candidates.is_empty() {
+            return None;
+        }
+        let mut buffer = [0; PAGE_SIZE];
         // A page whose candidate cannot be loaded is stored anew; the swap space counts the error.
         let same = candidates.iter().position(|slot| {
             group
