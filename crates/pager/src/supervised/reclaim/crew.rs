@@ -144,9 +144,9 @@ impl Crew {
     }
 
     /// Whether an address space has a round that is not collected.
-    pub(crate) fn has(&self, space: &AddressSpace) -> bool {
+    pub(crate) fn has(&self, id: u64) -> bool {
         let mut rounds = self.seats.iter().filter_map(|(_, round)| round.as_ref());
-        rounds.any(|round| round.of == space.id)
+        rounds.any(|round| round.of == id)
     }
 
     /// Hands a round out. If no thread can be started for it, none is made.

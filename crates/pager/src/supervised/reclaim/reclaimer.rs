@@ -170,10 +170,8 @@ impl Reclaimer {
                 continue;
             }
             idle_rounds += made.len();
-            for (id, _) in made.iter().filter(|(_, made)| made.exhausted) {
-                self.exhausted.push(*id);
-                self.turns.pass_over(*id);
-            }
+            let exhausted = made.iter().filter(|(_, made)| made.exhausted);
+            self.exhausted.extend(exhausted.map(|(id, _)| *id));
             let rounds = REVOLUTIONS * (resident as usize / PAGE_SIZE) / LOOKED_AT;
             // A program needs up to three rounds before the first shared page is moved.
             let turns = 3 * self.group.space_count();
@@ -258,6 +256,10 @@ impl Reclaimer {
             self.hand_out(space, excess_bytes);
         }
         let own = self.worker.round(space, excess_bytes);
+        if !own.any() && space.is_silent() {
+            // Its turns would each be waited for.
+            self.turns.retain(|id| id != space.id);
+        }
         let mut made = self.crew.collect();
         made.push((space.id, own));
         made
@@ -280,17 +282,19 @@ impl Reclaimer {
             return;
         }
         for _ in 0..free {
-            if self.turns.first(&self.group).is_none() {
+            self.keep_turns();
+            if self.turns.first().is_none() {
                 self.turns.plan(&self.commandable(), |_| true);
             }
-            let Some(space) = self.turns.first(&self.group) else {
+            let first = self.turns.first();
+            let Some(space) = first.and_then(|id| self.group.space(id)) else {
                 break;
             };
             let is_alone = cfg!(simulated) || !space.fork.family.has_others(&space);
-            if Arc::ptr_eq(&space, own) || self.crew.has(&space) || !is_alone {
+            if Arc::ptr_eq(&space, own) || self.crew.has(space.id) || !is_alone {
                 break;
             }
-            self.turns.take(&self.group, |next| next.id == space.id);
+            self.turns.take(|id| id == space.id);
             self.crew.hand_out(Job {
                 space,
                 excess_bytes,
@@ -303,13 +307,23 @@ impl Reclaimer {
         if let Some(space) = self.choose_listed() {
             return Some(space);
         }
-        let planned = self.turns.take(&self.group, |space| !self.crew.has(space));
-        planned.or_else(|| {
+        self.keep_turns();
+        let planned = self.turns.take(|id| !self.crew.has(id));
+        let next = planned.or_else(|| {
             let candidates = self.commandable();
-            let is_free = |space: &AddressSpace| !self.crew.has(space);
-            self.turns.plan(&candidates, is_free);
-            self.turns.take(&self.group, is_free)
-        })
+            self.turns.plan(&candidates, |id| !self.crew.has(id));
+            self.turns.take(|id| !self.crew.has(id))
+        });
+        next.and_then(|id| self.group.space(id))
+    }
+
+    /// Gives up the turns of address spaces that cannot have a round.
+    fn keep_turns(&mut self) {
+        let (group, exhausted) = (&self.group, &self.exhausted);
+        self.turns.retain(|id| {
+            let space = group.space(id).filter(|space| can_be_commanded(space));
+            space.is_some() && !exhausted.contains(&id)
+        });
     }
 
     /// Chooses an address space with pages that are to leave before others.
@@ -325,7 +339,7 @@ impl Reclaimer {
         if self.group.spaces().iter().any(is_listed) {
             self.group.resources.note_listed();
         }
-        let free = || spaces.iter().filter(|space| !self.crew.has(space));
+        let free = || spaces.iter().filter(|space| !self.crew.has(space.id));
         // Pages whose COW was broken come first: their copies use more memory until they are paged out.
         most_of(free(), |space| &space.clock.cow_broken).or_else(|| {
             // Next are pages whose copies in relatives were paged out, which saves no memory before

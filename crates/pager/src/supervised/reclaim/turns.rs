@@ -3,69 +3,45 @@
 //! To look at all address spaces before each round would take as long as to move some of the round's pages, with a few
 //! hundred of them. So of many, several turns are planned at once.
 
-use crate::supervised::group::Group;
-use crate::supervised::reclaim::round::can_be_commanded;
 use crate::supervised::space::AddressSpace;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// One turn is planned at a time for so many address spaces. Fewer look at all of them less often, and follow their
-/// sizes later.
-const PER_TURN: usize = 16;
+/// sizes later. The simulation has few.
+const PER_TURN: usize = if cfg!(simulated) { 3 } else { 16 };
 
-/// The next turns. The reclaimer owns it.
+/// The next turns, by the IDs of the address spaces. The reclaimer owns it.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
-    /// IDs of the address spaces.
     next: VecDeque<u64>,
 }
 
 impl Turns {
-    /// Takes the first turn of an address space that is free, if one is planned. Turns of others that can be commanded
-    /// stay: they are next once they are free.
-    pub(crate) fn take(
-        &mut self,
-        group: &Group,
-        is_free: impl Fn(&AddressSpace) -> bool,
-    ) -> Option<Arc<AddressSpace>> {
-        let mut number = 0;
-        while let Some(id) = self.next.get(number) {
-            let space = group.space(*id).filter(|space| can_be_commanded(space));
-            match space {
-                Some(space) if is_free(&space) => {
-                    self.next.remove(number);
-                    return Some(space);
-                }
-                Some(_) => number += 1,
-                None => drop(self.next.remove(number)),
-            }
-        }
-        None
+    /// Keeps the turns of address spaces that may have a round now or later.
+    pub(crate) fn retain(&mut self, may_have: impl Fn(u64) -> bool) {
+        self.next.retain(|id| may_have(*id));
+    }
+
+    /// Takes the first turn of an address space that is free. Turns of others stay: they are next once they are free.
+    pub(crate) fn take(&mut self, is_free: impl Fn(u64) -> bool) -> Option<u64> {
+        let number = self.next.iter().position(|id| is_free(*id))?;
+        self.next.remove(number)
     }
 
     /// The address space whose turn is next, if any is planned.
-    pub(crate) fn first(&self, group: &Group) -> Option<Arc<AddressSpace>> {
-        let mut spaces = self.next.iter().filter_map(|id| group.space(*id));
-        spaces.find(|space| can_be_commanded(space))
-    }
-
-    /// An address space has no page to take.
-    pub(crate) fn pass_over(&mut self, id: u64) {
-        self.next.retain(|next| *next != id);
+    pub(crate) fn first(&self) -> Option<u64> {
+        self.next.front().copied()
     }
 
     /// Plans the next turns of those that are free; the others gain credit meanwhile.
-    pub(crate) fn plan(
-        &mut self,
-        candidates: &[Arc<AddressSpace>],
-        is_free: impl Fn(&AddressSpace) -> bool,
-    ) {
+    pub(crate) fn plan(&mut self, candidates: &[Arc<AddressSpace>], is_free: impl Fn(u64) -> bool) {
         let turns = (candidates.len() / PER_TURN).max(1);
         let each = candidates.iter();
         let mut accounts: Vec<Account> = each
             .map(|space| Account {
-                is_free: is_free(space),
+                is_free: is_free(space.id),
                 ..Account::of(space)
             })
             .collect();
@@ -162,10 +138,16 @@ mod tests {
     }
 
     #[test]
-    fn turns_planned_at_once_are_those_planned_one_by_one() {
-        let weights = [3, 700, 41, 41, 9, 120];
-        let (mut at_once, mut singly) = (accounts(&weights), accounts(&weights));
-        let planned_singly: Vec<usize> = (0..50).flat_map(|_| planned(&mut singly, 1)).collect();
-        assert_eq!(planned(&mut at_once, 50), planned_singly);
+    fn turns_of_those_that_have_a_round_stay_next() {
+        let mut turns = Turns {
+            next: VecDeque::from([7, 8, 7, 9]),
+        };
+        assert_eq!(turns.take(|id| id != 7), Some(8));
+        assert_eq!(turns.first(), Some(7));
+        assert_eq!(turns.take(|_| true), Some(7));
+        turns.retain(|id| id != 7);
+        assert_eq!(turns.take(|id| id == 7), None);
+        assert_eq!(turns.take(|_| true), Some(9));
+        assert_eq!(turns.first(), None);
     }
 }
