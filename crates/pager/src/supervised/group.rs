@@ -163,6 +163,9 @@ impl Group {
         self.limit.set(limit, self.resources.milliseconds());
         self.compression.set_limit(limit);
         self.refresh_limit();
+        // What was small or far enough from the limit may have to be registered now.
+        #[cfg(not(simulated))]
+        self.resources.activity.note();
         self.resources.wake_reclaimer_under_pressure();
     }
 
@@ -207,6 +210,8 @@ impl Group {
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         spaces.insert(space.id, space);
         drop(spaces);
+        // Relatives may have listed ranges of it before.
+        self.resources.note_listed();
         // It grows without a message until it is managed.
         #[cfg(not(simulated))]
         self.resources.activity.note();

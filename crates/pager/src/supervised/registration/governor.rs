@@ -76,7 +76,7 @@ const OUTLIVED: Duration = Duration::from_millis(50);
 /// else each sample reminds them. Longer costs less with many programs, and delays what was not read.
 const REMINDER_INTERVAL: Duration = Duration::from_millis(10);
 /// Reminders take so small a part of a CPU: a larger value delays what was not read where there are many programs.
-const REMINDER_REST: u32 = 200;
+const REMINDER_REST: u32 = 100;
 pub(crate) const FEW: usize = 8;
 /// Bounds of the interval between two samples.
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
@@ -110,9 +110,8 @@ pub(crate) struct Governor {
     tracing: Tracing,
     rest: Rest,
     steady: Steady,
-    /// Number of programs at the last sample, and the ID of the last that came.
-    programs: usize,
-    newest: u64,
+    /// Number of programs that have come by the last sample.
+    came: u64,
     cpu_watch: CpuWatch,
     /// What a program waits for is under way, as of the last sample.
     is_awaited: bool,
@@ -143,8 +142,7 @@ impl Governor {
             tracing: Tracing::default(),
             rest: Rest::default(),
             steady: Steady::default(),
-            programs: 0,
-            newest: 0,
+            came: 0,
             cpu_watch: CpuWatch::default(),
             is_awaited: false,
             is_any_unlistened: false,
@@ -175,7 +173,7 @@ impl Governor {
                 let took = thread::cpu_time().saturating_sub(began);
                 resting = self.rest_interval(took);
                 if resting.is_none() {
-                    nap = self.steady.interval(self.programs, took, nap);
+                    nap = self.steady.interval(took, nap);
                 }
             }
             began = thread::cpu_time();
@@ -186,7 +184,7 @@ impl Governor {
                         self.rest.note_computing();
                     }
                 }
-                None => self.nap(nap),
+                None => nap = self.nap(nap),
             }
             let pause = last.elapsed().saturating_sub(nap).as_nanos() as u64;
             let longest = &self.group.resources.counters.longest_pause_ns;
@@ -196,19 +194,32 @@ impl Governor {
         alarm.disown();
     }
 
-    /// Sleeps until the next look, or until it is due after all.
-    fn nap(&self, nap: Duration) {
+    /// Sleeps until the next look, or until it is due after all. Returns how long it meant to sleep.
+    fn nap(&mut self, nap: Duration) -> Duration {
         if !self.steady.is_late() {
-            return crate::time::sleep(nap);
+            crate::time::sleep(nap);
+            return nap;
         }
-        let began = Instant::now();
-        loop {
-            let left = nap.saturating_sub(began.elapsed());
-            crate::time::sleep(left.min(SHORTEST_TICK));
-            if left <= SHORTEST_TICK || self.steady.is_look_needed() {
-                return;
+        let mut slept = Duration::ZERO;
+        while slept < nap {
+            let slice = SHORTEST_TICK.min(nap.saturating_sub(slept));
+            crate::time::sleep(slice);
+            slept += slice;
+            if self.steady.is_look_needed() || self.has_any_come() {
+                break;
             }
         }
+        slept
+    }
+
+    /// Whether any program came since the last look.
+    fn has_any_come(&self) -> bool {
+        self.group
+            .resources
+            .counters
+            .processes
+            .load(Ordering::Relaxed)
+            != self.came
     }
 
     /// The interval to the next sample if all programs are at rest, after one that took so much CPU time. Below the
@@ -239,9 +250,14 @@ impl Governor {
     /// Samples all programs and registers mappings if needed. Returns the time until the next sample.
     fn tick(&mut self) -> Duration {
         let spaces = self.group.spaces();
-        self.programs = spaces.len();
-        let newest = spaces.last().map_or(0, |space| space.id);
-        if newest != std::mem::replace(&mut self.newest, newest) {
+        self.steady.begin(spaces.len());
+        if self.has_any_come() {
+            self.came = self
+                .group
+                .resources
+                .counters
+                .processes
+                .load(Ordering::Relaxed);
             self.steady.note_change();
         }
         if self.last_exit_check.elapsed() >= EXIT_CHECK_INTERVAL {
@@ -296,8 +312,10 @@ impl Governor {
                 self.group.resources.wake_reclaimer();
             }
         }
-        if is_awaited {
+        if is_awaited || self.is_any_unlistened || copied < manage_from {
             self.steady.note_change();
+        }
+        if is_awaited {
             return SHORTEST_TICK;
         }
         let room = if copied < manage_from {
