@@ -415,6 +415,7 @@ impl Governor {
         let Ok(mut scan) = VmaScan::of(space, attached) else {
             // The program may never grow again, and would never be scanned.
             space.sampling.rescan.store(true, Ordering::Relaxed);
+            self.steady.note_change();
             return;
         };
         space.set_thread_ends(&scan.thread_ends);

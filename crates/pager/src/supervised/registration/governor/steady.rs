@@ -28,6 +28,8 @@ const GONE: u64 = 2 << 20;
 #[derive(Debug)]
 pub(super) struct Steady {
     since: Instant,
+    /// Something changed in the look that is under way. A look that registers many programs takes longer than is quiet.
+    is_changed: bool,
     /// CPU time of a look, averaged.
     cost: Duration,
     /// The most free memory since the last look began, if there are many programs.
@@ -40,6 +42,7 @@ impl Default for Steady {
     fn default() -> Self {
         Steady {
             since: Instant::now(),
+            is_changed: false,
             cost: Duration::ZERO,
             free: None,
             is_late: false,
@@ -50,7 +53,7 @@ impl Default for Steady {
 impl Steady {
     /// A program came, mapped something, or may grow for another reason.
     pub(super) fn note_change(&mut self) {
-        self.since = Instant::now();
+        self.is_changed = true;
     }
 
     /// A look at so many programs begins.
@@ -61,6 +64,9 @@ impl Steady {
     /// The interval to the next look, after one that took so much CPU time: at least `interval`.
     pub(super) fn interval(&mut self, took: Duration, interval: Duration) -> Duration {
         self.cost = (self.cost * 7 + took) / 8;
+        if std::mem::take(&mut self.is_changed) {
+            self.since = Instant::now();
+        }
         let longer = (self.cost * REST).min(LONGEST);
         self.is_late = self.free.is_some() && longer > interval && self.since.elapsed() >= QUIET;
         if self.is_late { longer } else { interval }
@@ -117,6 +123,8 @@ mod tests {
         assert_eq!((cheap, steady.is_late()), (MILLISECOND, false));
         interval(&mut steady, 200, MILLISECOND / 2);
         steady.note_change();
+        // However long the look takes.
+        std::thread::sleep(QUIET);
         let changed = interval(&mut steady, 200, MILLISECOND / 2);
         assert_eq!((changed, steady.is_late()), (MILLISECOND, false));
     }
