@@ -291,7 +291,7 @@ impl Resources {
 
     /// A range was added to `cow_broken` or `sibling_ranges` of an address space.
     pub(crate) fn note_listed(&self) {
-        // Release: whoever takes this finds the range.
+        // Release: the thread that takes this finds the range.
         self.is_any_listed.store(true, Ordering::Release);
     }
 

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// One turn is planned at a time for so many address spaces. Fewer look at all of them less often, and follow their
-/// sizes later. The simulation has few.
+/// Address spaces for each turn that is planned at a time. Fewer look at all of them less often, and follow their sizes
+/// later. The simulation has few.
 const PER_TURN: usize = if cfg!(simulated) { 3 } else { 16 };
 
 /// The next turns, by the IDs of the address spaces. The reclaimer owns it.
@@ -40,10 +40,7 @@ impl Turns {
         let turns = (candidates.len() / PER_TURN).max(1);
         let each = candidates.iter();
         let mut accounts: Vec<Account> = each
-            .map(|space| Account {
-                is_free: is_free(space.id),
-                ..Account::of(space)
-            })
+            .map(|space| Account::of(space, is_free(space.id)))
             .collect();
         for number in planned(&mut accounts, turns) {
             self.next.push_back(candidates[number].id);
@@ -65,12 +62,12 @@ struct Account {
 }
 
 impl Account {
-    fn of(space: &AddressSpace) -> Account {
+    fn of(space: &AddressSpace, is_free: bool) -> Account {
         let unevictable = space.unevictable.pages() as i64;
         Account {
             credit: space.clock.credit.load(Ordering::Relaxed),
             weight: (space.resident_pages() - unevictable).max(1),
-            is_free: true,
+            is_free,
         }
     }
 }

@@ -75,7 +75,7 @@ const OUTLIVED: Duration = Duration::from_millis(50);
 /// Least interval at which handlers are reminded of what a failed read left unread, where there are more than `FEW` programs;
 /// else each sample reminds them. Longer costs less with many programs, and delays what was not read.
 const REMINDER_INTERVAL: Duration = Duration::from_millis(10);
-/// Reminders take so small a part of a CPU: a larger value delays what was not read where there are many programs.
+/// Reminders take one part of a CPU in this number at most. More delays what was not read where there are many programs.
 const REMINDER_REST: u32 = 100;
 pub(crate) const FEW: usize = 8;
 /// Bounds of the interval between two samples.

@@ -39,8 +39,8 @@ const LONGEST_WATCHED: Duration = Duration::from_millis(25);
 const LONGEST_IDLE: Duration = Duration::from_millis(400);
 const LONGEST_IDLE_OF_MANY: Duration = Duration::from_secs(1);
 const REST_IDLE: u32 = 400;
-/// The idle time is asked for no more often than after so many times of what a look takes, up to [`LONGEST_ASKED`]. Longer
-/// lets many programs that wake grow for longer.
+/// The idle time is asked for after this number of times of what a look takes, up to [`LONGEST_ASKED`], or later. Longer lets
+/// many programs that wake grow for longer.
 const REST_ASKED: u32 = 4;
 const LONGEST_ASKED: Duration = Duration::from_millis(10);
 /// Bytes by which programs that wake may exceed the limit for a moment, besides what is tolerated. Less looks more often,

@@ -20,7 +20,7 @@ const QUIET: Duration = Duration::from_millis(50);
 const REST: u32 = 15;
 /// The longest interval. Longer lets programs grow for longer.
 const LONGEST: Duration = Duration::from_millis(10);
-/// Free memory that is gone since the last look when the next one is due. Less looks more often, as the kernel hands out
+/// Bytes of free memory that are gone since the last look when the next one is due. Less looks more often, as the kernel hands out
 /// and takes back free pages in batches.
 const GONE: u64 = 2 << 20;
 
@@ -56,12 +56,12 @@ impl Steady {
         self.is_changed = true;
     }
 
-    /// A look at so many programs begins.
+    /// A look begins, at this number of programs.
     pub(super) fn begin(&mut self, programs: usize) {
         self.free = (programs > FEW).then(free_bytes);
     }
 
-    /// The interval to the next look, after one that took so much CPU time: at least `interval`.
+    /// The interval to the next look, after one that took this CPU time: at least `interval`.
     pub(super) fn interval(&mut self, took: Duration, interval: Duration) -> Duration {
         self.cost = (self.cost * 7 + took) / 8;
         if std::mem::take(&mut self.is_changed) {
@@ -77,7 +77,7 @@ impl Steady {
         self.is_late
     }
 
-    /// Whether so much was taken that the next look is due.
+    /// Whether [`GONE`] bytes were taken, so that the next look is due.
     pub(super) fn is_look_needed(&mut self) -> bool {
         self.free
             .as_mut()
@@ -85,7 +85,7 @@ impl Steady {
     }
 }
 
-/// Whether so much is gone of the most that was free.
+/// Whether [`GONE`] bytes are gone of the most that was free.
 fn is_gone(most: &mut u64, now: u64) -> bool {
     *most = now.max(*most);
     *most - now >= GONE
