@@ -6,8 +6,9 @@
 //! 10 ms apart at most.
 //!
 //! Meanwhile a program may map memory and touch it. Then the machine has less that is free, which one system call
-//! tells each millisecond, however many programs there are: the next look is due. That is late where others free as much
-//! at the same time, or where the kernel drops files from memory for it; and early where others take memory.
+//! tells each millisecond, however many programs there are: the next look is due. It is a hint. It misses what comes from
+//! the kernel's lists of free pages for each CPU (since Linux 6.7 up to some hundred MiB that were freed there lately),
+//! what others free at the same time, and files that the kernel drops for it. And others may take memory.
 
 use super::FEW;
 use memfold_sys::machine::free_bytes;
@@ -140,17 +141,12 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_touched_is_gone() {
+    fn what_is_free_is_asked_for_with_many_programs() {
         let mut steady = Steady::default();
-        assert!(!steady.is_look_needed(), "there are few programs");
+        assert!(!steady.is_look_needed(), "there are few");
         steady.begin(200);
-        // More than the kernel has in lists for each CPU. Others may free as much meanwhile.
-        let touched = (0..20).any(|_| {
-            let memory = vec![1u8; 64 << 20];
-            let is_needed = steady.is_look_needed();
-            drop(std::hint::black_box(memory));
-            is_needed
-        });
-        assert!(touched);
+        assert!(steady.free.is_some_and(|free| free > 0));
+        steady.free = Some(u64::MAX);
+        assert!(steady.is_look_needed());
     }
 }
