@@ -281,8 +281,8 @@ impl Reclaimer {
         if free == 0 {
             return;
         }
+        self.keep_turns();
         for _ in 0..free {
-            self.keep_turns();
             if self.turns.first().is_none() {
                 self.turns.plan(&self.commandable(), |_| true);
             }
@@ -331,14 +331,15 @@ impl Reclaimer {
         if !self.group.resources.take_listed() {
             return None;
         }
-        let spaces = self.unexhausted();
         let is_listed = |space: &Arc<AddressSpace>| {
             let clock = &space.clock;
             !lock(&clock.cow_broken).is_empty() || !lock(&clock.sibling_ranges).is_empty()
         };
-        if self.group.spaces().iter().any(is_listed) {
-            self.group.resources.note_listed();
+        if !self.group.spaces().iter().any(is_listed) {
+            return None;
         }
+        self.group.resources.note_listed();
+        let spaces = self.unexhausted();
         let free = || spaces.iter().filter(|space| !self.crew.has(space.id));
         // Pages whose COW was broken come first: their copies use more memory until they are paged out.
         most_of(free(), |space| &space.clock.cow_broken).or_else(|| {
