@@ -19,6 +19,13 @@ pub fn cpu_time() -> Duration {
     clock(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
+/// What `work` returns, and the CPU time that the calling thread took for it.
+pub fn cpu_time_of<R>(work: impl FnOnce() -> R) -> (R, Duration) {
+    let began = cpu_time();
+    let result = work();
+    (result, cpu_time().saturating_sub(began))
+}
+
 /// CPU time that all threads of this process have taken.
 pub fn cpu_time_of_all() -> Duration {
     clock(libc::CLOCK_PROCESS_CPUTIME_ID)

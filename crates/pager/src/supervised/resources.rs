@@ -289,6 +289,11 @@ impl Resources {
         self.wake_reclaimer();
     }
 
+    /// Number of programs that have come so far.
+    pub(crate) fn programs_come(&self) -> u64 {
+        self.counters.processes.load(Ordering::Relaxed)
+    }
+
     /// A range was added to `cow_broken` or `sibling_ranges` of an address space.
     pub(crate) fn note_listed(&self) {
         // Release: the thread that takes this finds the range.

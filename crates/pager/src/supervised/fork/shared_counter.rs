@@ -96,12 +96,13 @@ impl SharingWatch {
         if !self.pace.is_due(self.faults.len()) {
             return;
         }
-        let began = thread::cpu_time();
-        let begun = group.resources.shared.begin_count();
-        let sharers = sharers(group);
-        self.sample(group, &sharers, begun);
-        let took = thread::cpu_time().saturating_sub(began);
-        self.pace.note(sharers.len(), took);
+        let (programs, took) = thread::cpu_time_of(|| {
+            let begun = group.resources.shared.begin_count();
+            let sharers = sharers(group);
+            self.sample(group, &sharers, begun);
+            sharers.len()
+        });
+        self.pace.note(programs, took);
     }
 
     fn sample(&mut self, group: &Group, sharers: &[Arc<AddressSpace>], begun: CountStart) {

@@ -220,12 +220,7 @@ impl LateStarts {
 
     /// Whether the program that was started first has its helper, which shows that programs can have one.
     fn has_any(&self) -> bool {
-        self.group
-            .resources
-            .counters
-            .processes
-            .load(Ordering::Relaxed)
-            > 0
+        self.group.resources.programs_come() > 0
     }
 
     fn shortest(&self) -> Duration {
@@ -245,9 +240,7 @@ impl LateStarts {
     }
 
     fn look(&mut self) {
-        let began = thread::cpu_time();
-        let programs = self.without_helper();
-        let mut took = thread::cpu_time().saturating_sub(began);
+        let (programs, mut took) = thread::cpu_time_of(|| self.without_helper());
         let need = self.need();
         let is_many = programs.len() + self.group.space_count() > FEW;
         let is_filled = is_many && self.time_of_room() < INTERVALS[0];
@@ -283,10 +276,9 @@ impl LateStarts {
                 continue;
             }
             let starts = sizes.resident_pages >= at_once || may_be_large(&(pid, sizes));
-            let began = thread::cpu_time();
-            let outcome = self.start(pid, starts);
+            let (outcome, its) = thread::cpu_time_of(|| self.start(pid, starts));
             if outcome != Outcome::Started {
-                took += thread::cpu_time().saturating_sub(began);
+                took += its;
             }
             match outcome {
                 Outcome::Waits => found.add(pid, sizes.resident_pages, Some(&sizes)),

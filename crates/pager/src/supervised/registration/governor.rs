@@ -173,7 +173,7 @@ impl Governor {
                 let took = thread::cpu_time().saturating_sub(began);
                 resting = self.rest_interval(took);
                 if resting.is_none() {
-                    nap = self.steady.interval(took, nap);
+                    nap = self.steady.interval(self.rest.cost(), nap);
                 }
             }
             began = thread::cpu_time();
@@ -214,12 +214,7 @@ impl Governor {
 
     /// Whether any program came since the last look.
     fn has_any_come(&self) -> bool {
-        self.group
-            .resources
-            .counters
-            .processes
-            .load(Ordering::Relaxed)
-            != self.came
+        self.group.resources.programs_come() != self.came
     }
 
     /// The interval to the next sample if all programs are at rest, after one that took so much CPU time. Below the
@@ -252,21 +247,16 @@ impl Governor {
         let spaces = self.group.spaces();
         self.steady.begin(spaces.len());
         if self.has_any_come() {
-            self.came = self
-                .group
-                .resources
-                .counters
-                .processes
-                .load(Ordering::Relaxed);
+            self.came = self.group.resources.programs_come();
             self.steady.note_change();
         }
         if self.last_exit_check.elapsed() >= EXIT_CHECK_INTERVAL {
             self.last_exit_check = Instant::now();
             if self.thread_exits.is_due(spaces.len()) {
-                let began = thread::cpu_time();
                 let each = spaces.iter();
-                each.for_each(|space| space.end_helper_after_threads());
-                let took = thread::cpu_time().saturating_sub(began);
+                let ((), took) = thread::cpu_time_of(|| {
+                    each.for_each(|space| space.end_helper_after_threads());
+                });
                 self.thread_exits.note(spaces.len(), took);
             }
             for space in &spaces {
@@ -333,10 +323,10 @@ impl Governor {
         if spaces.len() > FEW && !is_due {
             return;
         }
-        let began = thread::cpu_time();
         let listened = spaces.iter().filter(|space| !is_unlistened(space));
-        listened.for_each(|space| self.handlers.remind(space));
-        let took = thread::cpu_time().saturating_sub(began);
+        let ((), took) = thread::cpu_time_of(|| {
+            listened.for_each(|space| self.handlers.remind(space));
+        });
         self.reminders.note(spaces.len(), took);
     }
 

@@ -86,6 +86,11 @@ impl Rest {
         is_due(idle.elapsed(), (*interval, longest), was_idle)
     }
 
+    /// CPU time of a look, averaged.
+    pub(super) fn cost(&self) -> Duration {
+        self.cost
+    }
+
     /// A timer expired: programs that are not busy take CPU time, and would end each of many waits.
     pub(super) fn note_computing(&mut self) {
         self.computed = Some(Instant::now());

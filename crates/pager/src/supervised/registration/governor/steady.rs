@@ -21,8 +21,8 @@ const QUIET: Duration = Duration::from_millis(50);
 const REST: u32 = 15;
 /// The longest interval. Longer lets programs grow for longer.
 const LONGEST: Duration = Duration::from_millis(10);
-/// Bytes of free memory that are gone since the last look when the next one is due. Less looks more often, as the kernel hands out
-/// and takes back free pages in batches.
+/// Bytes of free memory that are gone since the last look when the next one is due. Less looks more often, as the kernel
+/// hands out and takes back free pages in batches.
 const GONE: u64 = 2 << 20;
 
 /// What the governor knows of the time since a program mapped anything.
@@ -31,8 +31,6 @@ pub(super) struct Steady {
     since: Instant,
     /// Something changed in the look that is under way. A look that registers many programs takes longer than is quiet.
     is_changed: bool,
-    /// CPU time of a look, averaged.
-    cost: Duration,
     /// The most free memory since the last look began, if there are many programs.
     free: Option<u64>,
     /// The next look is late.
@@ -44,7 +42,6 @@ impl Default for Steady {
         Steady {
             since: Instant::now(),
             is_changed: false,
-            cost: Duration::ZERO,
             free: None,
             is_late: false,
         }
@@ -62,13 +59,12 @@ impl Steady {
         self.free = (programs > FEW).then(free_bytes);
     }
 
-    /// The interval to the next look, after one that took this CPU time: at least `interval`.
-    pub(super) fn interval(&mut self, took: Duration, interval: Duration) -> Duration {
-        self.cost = (self.cost * 7 + took) / 8;
+    /// The interval to the next look: at least `interval`. `cost`: the CPU time of a look.
+    pub(super) fn interval(&mut self, cost: Duration, interval: Duration) -> Duration {
         if std::mem::take(&mut self.is_changed) {
             self.since = Instant::now();
         }
-        let longer = (self.cost * REST).min(LONGEST);
+        let longer = (cost * REST).min(LONGEST);
         self.is_late = self.free.is_some() && longer > interval && self.since.elapsed() >= QUIET;
         if self.is_late { longer } else { interval }
     }
@@ -105,10 +101,9 @@ mod tests {
         }
     }
 
-    fn interval(steady: &mut Steady, programs: usize, took: Duration) -> Duration {
+    fn interval(steady: &mut Steady, programs: usize, cost: Duration) -> Duration {
         steady.begin(programs);
-        let each = (0..50).map(|_| steady.interval(took, MILLISECOND));
-        each.fold(Duration::ZERO, |_, last| last)
+        steady.interval(cost, MILLISECOND)
     }
 
     #[test]

@@ -81,9 +81,7 @@ impl Governor {
         if self.tracing.checked.elapsed() >= CHECK_INTERVAL {
             self.tracing.checked = Instant::now();
             if self.tracing.pace.is_due(spaces.len()) {
-                let began = thread::cpu_time();
-                self.check_tracers(spaces);
-                let took = thread::cpu_time().saturating_sub(began);
+                let ((), took) = thread::cpu_time_of(|| self.check_tracers(spaces));
                 self.tracing.pace.note(spaces.len(), took);
             } else if !self.tracing.stops.is_empty() {
                 let mut stopped = spaces.to_vec();
