@@ -202,7 +202,7 @@ impl Process {
         // One of that number is its own, whichever of its threads. In a PID namespace numbers begin
         // anew, and none is.
         let same = i32::try_from(number).ok();
-        let same = same.filter(|thread| self.has(&format!("task/{thread}")));
+        let same = same.filter(|thread| self.folder_of_thread(*thread).is_ok());
         let knows_itself = |thread: &i32| {
             let status = self.text(&format!("task/{thread}/status")).ok()?;
             let own = named_field(&status, "NSpid")?;
@@ -215,9 +215,20 @@ impl Process {
         })
     }
 
-    /// Whether there is such a file below its folder in `/proc`.
-    pub(super) fn has(&self, path: &str) -> bool {
-        rustix::fs::statat(&self.folder, path, rustix::fs::AtFlags::empty()).is_ok()
+    /// The folder in `/proc` of one of its threads: see [`folder_of_thread`].
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn folder_of_thread(&self, thread: i32) -> io::Result<OwnedFd> {
+        folder_of_thread(self.folder.as_fd(), self.pid, thread)
+    }
+
+    /// The file with the children of one of its threads: see [`open_children`].
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn open_children(&self, thread: i32) -> io::Result<File> {
+        open_children(self.folder.as_fd(), self.pid, thread)
     }
 
     /// The CPU that one of its threads last ran on.
@@ -285,7 +296,7 @@ impl Process {
 
     /// Its children's PIDs.
     pub fn children(&self) -> Vec<i32> {
-        children_in(self.folder.as_fd())
+        children_in(self.folder.as_fd(), self.pid)
     }
 }
 
@@ -315,7 +326,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    fn of_status(status: &str) -> Credentials {
+    pub(super) fn of_status(status: &str) -> Credentials {
         let field = |name| named_field(status, name).unwrap_or_default().to_owned();
         Credentials {
             users: field("Uid"),
@@ -351,19 +362,64 @@ pub(super) fn folder_of(pid: i32) -> io::Result<OwnedFd> {
     )?)
 }
 
+/// The folder in `/proc` of a thread of the process with the PID and the folder `process`. It stays that thread's when the TID
+/// is reused.
+///
+/// It is not below `process`: the kernel drops the names that were looked up there as the process is reaped, in the parent's
+/// `wait`, which runs in circles while another thread drops one of them. And the thread that ends last drops those below its
+/// own folders, having woken the parent before. So nothing is looked up in a folder of another thread than the main one
+/// by way of the process.
+///
+/// # Errors
+/// If the thread or the process is gone, or the thread is another process's.
+pub(super) fn folder_of_thread(
+    process: BorrowedFd<'_>,
+    pid: i32,
+    thread: i32,
+) -> io::Result<OwnedFd> {
+    if thread == pid {
+        return process.try_clone_to_owned();
+    }
+    let folder = folder_of(thread)?;
+    // Of all threads that live, one has the TID. If that is one of the process, and not the folder's, the folder's has
+    // ended, and nothing can be read by way of it.
+    let path = format!("task/{thread}");
+    match rustix::fs::statat(process, path, rustix::fs::AtFlags::empty()) {
+        Ok(_) => Ok(folder),
+        Err(rustix::io::Errno::NOENT) => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// The file with the children of a thread of the process with the PID and the folder `process`.
+///
+/// # Errors
+/// As [`folder_of_thread`], and of kernels without `CONFIG_PROC_CHILDREN`.
+pub(super) fn open_children(process: BorrowedFd<'_>, pid: i32, thread: i32) -> io::Result<File> {
+    let path = format!("task/{thread}/children");
+    if thread == pid {
+        return open_below(process, &path);
+    }
+    open_below(folder_of_thread(process, pid, thread)?.as_fd(), &path)
+}
+
 pub(super) fn open_below(folder: BorrowedFd<'_>, path: &str) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(folder, path, flags, Mode::empty())?.into())
 }
 
 pub(super) fn text_below(folder: BorrowedFd<'_>, path: &str) -> io::Result<String> {
+    text_in(&open_below(folder, path)?)
+}
+
+/// The text of an open file of `/proc`, from where it is read next.
+pub(super) fn text_in(file: &File) -> io::Result<String> {
     const ROOM: usize = 2048;
-    let file = open_below(folder, path)?;
     let mut bytes = Vec::new();
     // (`read_to_end` asks first how long the file is, which such files do not know.)
     loop {
         bytes.reserve(ROOM);
-        if rustix::io::read(&file, rustix::buffer::spare_capacity(&mut bytes))? == 0 {
+        if rustix::io::read(file, rustix::buffer::spare_capacity(&mut bytes))? == 0 {
             return Ok(super::text_of(bytes));
         }
     }
@@ -423,6 +479,40 @@ mod tests {
         assert!(process.text("stat").is_err());
         assert!(!process.descends_from_here().unwrap());
         assert!(Process::open(0).is_err() && Process::open(-1).is_err());
+    }
+
+    #[test]
+    fn a_thread_is_its_own_processes_only() {
+        let own = Process::open(own_id()).unwrap();
+        let (number, thread) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || {
+            // SAFETY: returns a number.
+            number.send(unsafe { libc::gettid() }).unwrap();
+            let _ = ended.recv();
+        });
+        let thread = thread.recv().unwrap();
+        let folder = own.folder_of_thread(thread).unwrap();
+        assert!(text_below(folder.as_fd(), "statm").is_ok());
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let process = Process::open(child.id() as i32).unwrap();
+        for refused in [
+            process.folder_of_thread(thread),
+            own.folder_of_thread(process.pid()),
+        ] {
+            assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::ESRCH));
+        }
+        assert!(process.folder_of_thread(process.pid()).is_ok());
+        assert_eq!(own.thread_by_own_number(process.pid() as u64), None);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        drop(end);
+        other.join().unwrap();
+        let since = std::time::Instant::now();
+        while text_below(folder.as_fd(), "statm").is_ok() {
+            assert!(since.elapsed().as_secs() < 30, "the thread is still there");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
     }
 
     #[test]

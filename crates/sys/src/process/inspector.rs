@@ -1,10 +1,11 @@
 //! Looking into another process: how large it is, what its threads do, what a page holds.
 
+use super::handle::{open_below, text_below};
 use super::{Credentials, Process, Sizes, ThreadSample, named_bytes, named_field, stat_field};
 use crate::{PAGE_SIZE, deadline};
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -27,6 +28,8 @@ pub struct TraceStop {
 pub struct Inspector {
     process: Arc<Process>,
     thread: i32,
+    /// The thread's folder in `/proc`.
+    folder: OwnedFd,
     statm: File,
     /// Opened once the faults of the process are asked for.
     stat: OnceLock<File>,
@@ -45,8 +48,7 @@ impl Inspector {
     /// If the process is gone.
     pub fn kept_from_children(&self) -> io::Result<Vec<(u64, u64)>> {
         // By the thread by which the other files were opened, so it shows the same address space.
-        let path = format!("task/{}/smaps", self.thread);
-        let smaps = super::mappings::whole(&self.process.open_file(&path)?)?;
+        let smaps = super::mappings::whole(&open_below(self.folder.as_fd(), "smaps")?)?;
         Ok(super::mappings::kept_ranges(&smaps))
     }
 
@@ -69,7 +71,12 @@ impl Inspector {
     /// # Errors
     /// If it is gone, may not be inspected, or descriptors are short.
     pub fn open(process: &Arc<Process>, thread: i32) -> io::Result<Inspector> {
-        let open = |name| process.open_file(&format!("task/{thread}/{name}"));
+        let folder = process.folder_of_thread(thread)?;
+        Inspector::open_below(process, thread, folder)
+    }
+
+    fn open_below(process: &Arc<Process>, thread: i32, folder: OwnedFd) -> io::Result<Inspector> {
+        let open = |name| open_below(folder.as_fd(), name);
         Ok(Inspector {
             statm: open("statm")?,
             stat: OnceLock::new(),
@@ -79,6 +86,7 @@ impl Inspector {
             memory: Arc::new(open("mem")?),
             thread,
             process: process.clone(),
+            folder,
         })
     }
 
@@ -88,8 +96,9 @@ impl Inspector {
     /// # Errors
     /// As [`Inspector::open`].
     pub fn open_with_flags(process: &Arc<Process>, thread: i32) -> io::Result<Inspector> {
-        let smaps = process.open_file(&format!("task/{thread}/smaps"))?;
-        let inspector = Inspector::open(process, thread)?;
+        let folder = process.folder_of_thread(thread)?;
+        let smaps = open_below(folder.as_fd(), "smaps")?;
+        let inspector = Inspector::open_below(process, thread, folder)?;
         *inspector
             .smaps
             .lock()
@@ -112,11 +121,11 @@ impl Inspector {
     /// # Errors
     /// If that is gone.
     pub fn credentials(&self) -> io::Result<Credentials> {
-        self.process.credentials(self.thread)
+        Ok(Credentials::of_status(&self.thread_text("status")?))
     }
 
     fn thread_text(&self, name: &str) -> io::Result<String> {
-        self.process.text(&format!("task/{}/{name}", self.thread))
+        text_below(self.folder.as_fd(), name)
     }
 
     /// Faults of all threads that were served without a message or input: first touches of what is
@@ -245,11 +254,9 @@ impl Inspector {
     /// at, and some others.
     ///
     /// # Errors
-    /// As [`Process::thread_samples`].
+    /// If the process is gone, threads came and went meanwhile, or it has more than 512.
     pub fn other_threads(&self) -> io::Result<Vec<ThreadSample>> {
-        let mut samples = self.process.thread_samples()?;
-        samples.retain(|sample| sample.id != self.thread);
-        Ok(samples)
+        self.process.samples_but(Some(self.thread))
     }
 
     /// The CPU that a thread of the process last ran on.

@@ -25,11 +25,11 @@ const MOST_THREADS: u64 = 512;
 const MOST_CHILDREN: usize = 128;
 
 impl Process {
-    /// All threads that live from before this call to its end, and some of the others.
+    /// All threads but one that live from before this call to its end, and some of the others.
     ///
     /// # Errors
     /// If it is gone, threads came and went meanwhile, or it has more than 512.
-    pub fn thread_samples(&self) -> io::Result<Vec<ThreadSample>> {
+    pub(super) fn samples_but(&self, left_out: Option<i32>) -> io::Result<Vec<ThreadSample>> {
         let before: u64 = stat_field(&self.text("stat")?, 20).ok_or(io::ErrorKind::InvalidData)?;
         if before > MOST_THREADS {
             return Err(io::ErrorKind::Unsupported.into());
@@ -40,8 +40,9 @@ impl Process {
         if (threads.len() as u64) < before {
             return Err(io::ErrorKind::Interrupted.into());
         }
+        let threads = threads.into_iter();
         Ok(threads
-            .into_iter()
+            .filter(|thread| Some(*thread) != left_out)
             .filter_map(|thread| self.thread_sample(thread))
             .collect())
     }
@@ -101,10 +102,10 @@ impl Process {
     /// The children of a thread; none if it has ended.
     fn children_of(&self, thread: i32) -> io::Result<Vec<i32>> {
         let mut buffer = [0u8; 4096];
-        let mut file = match self.open_file(&format!("task/{thread}/children")) {
+        let mut file = match self.open_children(thread) {
             Ok(file) => file,
             // Some kernels do not have it.
-            Err(error) if self.has(&format!("task/{thread}")) => return Err(error),
+            Err(error) if self.folder_of_thread(thread).is_ok() => return Err(error),
             Err(_) => return Ok(Vec::new()),
         };
         let length = file.read(&mut buffer)?;
@@ -149,7 +150,7 @@ mod tests {
         // SAFETY: as above.
         let own = unsafe { libc::gettid() };
         let find = |id| {
-            let samples = process.thread_samples().ok()?;
+            let samples = process.samples_but(None).ok()?;
             samples.into_iter().find(|sample| sample.id == id)
         };
         // Threads of other tests come and go.
@@ -160,7 +161,7 @@ mod tests {
         drop(stop);
         waiting.join().unwrap();
         assert!(looks().any(|()| {
-            let samples = process.thread_samples();
+            let samples = process.samples_but(None);
             samples.is_ok_and(|samples| samples.iter().all(|sample| sample.id != waiting_id))
         }));
     }
