@@ -76,7 +76,7 @@ const ANONYMOUS: Wanted = Wanted {
 };
 
 /// Anonymous pages that other processes map as well.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SharedFrames {
     /// Their number.
     pub pages: u64,
@@ -84,6 +84,25 @@ pub struct SharedFrames {
     pub unprotected: u64,
     /// The numbers of their frames are not shown, which takes `CAP_SYS_ADMIN`.
     pub are_hidden: bool,
+    /// Where they are, as `(start, end)` in order. What is near is in one range with what is between.
+    pub places: Vec<(u64, u64)>,
+}
+
+impl SharedFrames {
+    /// Notes a page with an entry that says that it is shared.
+    fn note(&mut self, at: u64, entry: u64, frames: &mut Vec<u64>) {
+        self.pages += 1;
+        self.unprotected += u64::from(entry & PROTECTED == 0);
+        match entry & FRAME {
+            0 => self.are_hidden = true,
+            frame => frames.push(frame),
+        }
+        let page = (at, at + PAGE_SIZE as u64);
+        match self.places.last_mut() {
+            Some(last) if are_near(last, &page) => last.1 = page.1,
+            _ => self.places.push(page),
+        }
+    }
 }
 
 impl Inspector {
@@ -168,14 +187,8 @@ impl Inspector {
                     }
                     let is_wanted = rest.first().is_some_and(|(start, _)| *start <= at);
                     // It may have changed since the scan.
-                    if !is_wanted || entry & (IN_MEMORY | OF_FILE | MAPPED_ONCE) != IN_MEMORY {
-                        return;
-                    }
-                    found.pages += 1;
-                    found.unprotected += u64::from(entry & PROTECTED == 0);
-                    match entry & FRAME {
-                        0 => found.are_hidden = true,
-                        frame => frames.push(frame),
+                    if is_wanted && entry & (IN_MEMORY | OF_FILE | MAPPED_ONCE) == IN_MEMORY {
+                        found.note(at, entry, frames);
                     }
                 })?;
             }
@@ -403,6 +416,18 @@ mod tests {
             frames.dedup();
             assert_eq!(frames.len() as u64, shown, "each has a frame of its own");
             assert_eq!(found.unprotected, found.pages);
+            // What was found there is all that is found.
+            let again = inspector.shared_frames(&found.places, &mut Vec::new());
+            assert_eq!(again.unwrap(), found);
+            let pages = found
+                .places
+                .iter()
+                .map(|(start, end)| (end - start) / PAGE_SIZE as u64);
+            assert_eq!(
+                pages.sum::<u64>(),
+                found.pages,
+                "those behind the first written ones"
+            );
             Some(found.pages)
         };
         let Some(none) = look() else {

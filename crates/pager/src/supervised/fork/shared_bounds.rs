@@ -5,10 +5,21 @@
 //! faults and shares a few hundred pages. So what a look at its page table found bounds what is taken off the
 //! estimate until it forks again: no more pages can leave than are shared, and no more copies can be made unseen than
 //! are not write-protected.
+//!
+//! Nor do pages become shared but by a fork: until the next one, looks go where the one before found any. (Pages that the program
+//! moves elsewhere, and ones that the kernel merges, KSM, show at the next look at everything.)
 
 use crate::sync::{Mutex, lock};
-use memfold_sys::process::VirtualMemoryArea;
+use crate::time::Instant;
+use memfold_sys::process::{SharedFrames, VirtualMemoryArea};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long looks go only where pages were shared. Longer takes less CPU time, and leaves what is moved uncounted for longer.
+const PLACES_HOLD: Duration = Duration::from_secs(1);
+
+/// Ranges of addresses `(start, end)`, in order.
+pub(crate) type Places = Arc<[(u64, u64)]>;
 
 /// The bounds of one address space. Any thread uses them; they have their own lock, the innermost.
 #[derive(Debug, Default)]
@@ -22,8 +33,10 @@ struct Bounds {
     unprotected: u64,
     /// Number of its forks so far.
     forks: u64,
-    /// Where its anonymous pages may be, by the last look at its mappings, as `(start, end)`.
-    private: Option<Arc<[(u64, u64)]>>,
+    /// Where its anonymous pages may be, by the last look at its mappings.
+    private: Option<Places>,
+    /// Where the shared ones are since its last fork, and when that was looked for everywhere.
+    shared: Option<(Places, Instant)>,
 }
 
 impl Default for Bounds {
@@ -33,6 +46,7 @@ impl Default for Bounds {
             unprotected: u64::MAX,
             forks: 0,
             private: None,
+            shared: None,
         }
     }
 }
@@ -41,8 +55,10 @@ impl Default for Bounds {
 #[derive(Debug)]
 pub(crate) struct Look {
     forks: u64,
-    /// Where anonymous pages may be, if the mappings were looked at.
-    pub private: Option<Arc<[(u64, u64)]>>,
+    /// Where shared pages may be, if the mappings were looked at.
+    pub places: Option<Places>,
+    /// When a look went everywhere, if this one does not.
+    everywhere: Option<Instant>,
 }
 
 impl SharedBounds {
@@ -51,6 +67,7 @@ impl SharedBounds {
         let mut bounds = lock(&self.0);
         bounds.pages = u64::MAX;
         bounds.unprotected = u64::MAX;
+        bounds.shared = None;
         bounds.forks += 1;
     }
 
@@ -83,7 +100,7 @@ impl SharedBounds {
     }
 
     /// Notes the mappings, in which anonymous pages may be.
-    pub(crate) fn note_mappings(&self, areas: &[VirtualMemoryArea]) -> Arc<[(u64, u64)]> {
+    pub(crate) fn note_mappings(&self, areas: &[VirtualMemoryArea]) -> Places {
         let mut private: Vec<(u64, u64)> = Vec::new();
         for area in areas.iter().filter(|area| area.may_be_shared()) {
             match private.last_mut() {
@@ -91,7 +108,7 @@ impl SharedBounds {
                 _ => private.push((area.start, area.end)),
             }
         }
-        let private: Arc<[(u64, u64)]> = private.into();
+        let private: Places = private.into();
         lock(&self.0).private = Some(private.clone());
         private
     }
@@ -105,19 +122,26 @@ impl SharedBounds {
     /// Begins a look at the page table.
     pub(crate) fn begin_look(&self) -> Look {
         let bounds = lock(&self.0);
+        let shared = bounds.shared.as_ref();
+        let shared = shared.filter(|(_, everywhere)| everywhere.elapsed() < PLACES_HOLD);
         Look {
             forks: bounds.forks,
-            private: bounds.private.clone(),
+            places: shared
+                .map(|(places, _)| places)
+                .or(bounds.private.as_ref())
+                .cloned(),
+            everywhere: shared.map(|(_, everywhere)| *everywhere),
         }
     }
 
-    /// Ends a look that found so many shared pages, so many of them not protected. It says nothing if the program has
-    /// forked since.
-    pub(crate) fn end_look(&self, look: &Look, pages: u64, unprotected: u64) {
+    /// Ends a look. What it found says nothing if the program has forked since.
+    pub(crate) fn end_look(&self, look: &Look, found: &SharedFrames) {
         let mut bounds = lock(&self.0);
         if bounds.forks == look.forks {
-            bounds.pages = pages;
-            bounds.unprotected = unprotected;
+            bounds.pages = found.pages;
+            bounds.unprotected = found.unprotected;
+            let everywhere = look.everywhere.unwrap_or_else(Instant::now);
+            bounds.shared = Some((found.places.as_slice().into(), everywhere));
         }
     }
 }
@@ -127,20 +151,69 @@ mod tests {
     use super::*;
     use memfold_sys::process::AreaKind;
 
+    fn found(pages: u64, unprotected: u64) -> SharedFrames {
+        SharedFrames {
+            pages,
+            unprotected,
+            ..SharedFrames::default()
+        }
+    }
+
+    #[test]
+    fn looks_go_where_pages_were_shared_until_the_next_fork() {
+        let bounds = SharedBounds::default();
+        let area = |start, end| VirtualMemoryArea {
+            start,
+            end,
+            kind: AreaKind::Movable,
+        };
+        let private = bounds.note_mappings(&[area(0x1000, 0x9000)]);
+        let shared = SharedFrames {
+            places: vec![(0x2000, 0x3000)],
+            ..found(1, 0)
+        };
+        let look = bounds.begin_look();
+        assert_eq!(look.places.as_ref(), Some(&private));
+        bounds.note_fork();
+        bounds.end_look(&look, &shared);
+        let look = bounds.begin_look();
+        assert_eq!(look.places.as_ref(), Some(&private), "it forked meanwhile");
+        bounds.end_look(&look, &shared);
+        let look = bounds.begin_look();
+        assert_eq!(look.places.as_deref(), Some(&[(0x2000, 0x3000)][..]));
+        bounds.end_look(&look, &found(0, 0));
+        assert_eq!(bounds.begin_look().places.as_deref(), Some(&[][..]));
+        bounds.note_fork();
+        assert_eq!(bounds.begin_look().places.as_ref(), Some(&private));
+        // A look is everywhere again after a while, however many there were in between.
+        bounds.end_look(&bounds.begin_look(), &shared);
+        let began = Instant::now();
+        loop {
+            let look = bounds.begin_look();
+            if look.places.as_ref() == Some(&private) {
+                break;
+            }
+            bounds.end_look(&look, &shared);
+            assert!(began.elapsed() < 30 * PLACES_HOLD);
+            std::thread::sleep(PLACES_HOLD / 50);
+        }
+        assert!(began.elapsed() >= PLACES_HOLD / 2);
+    }
+
     #[test]
     fn no_more_is_taken_than_was_found() {
         let bounds = SharedBounds::default();
         assert_eq!(bounds.take_left(100), 100, "nothing is known");
         assert_eq!(bounds.take_copied(100), 100);
         let look = bounds.begin_look();
-        bounds.end_look(&look, 50, 20);
+        bounds.end_look(&look, &found(50, 20));
         assert_eq!(bounds.take_copied(15), 15);
         assert_eq!(bounds.take_copied(15), 5);
         assert_eq!(bounds.take_copied(15), 0);
         assert_eq!(bounds.take_left(25), 25);
         assert_eq!(bounds.take_left(25), 5);
         let look = bounds.begin_look();
-        bounds.end_look(&look, 5, 5);
+        bounds.end_look(&look, &found(5, 5));
         assert_eq!(bounds.take_left(3), 3);
         assert_eq!(bounds.take_copied(9), 2, "what left cannot be copied");
     }
@@ -150,10 +223,10 @@ mod tests {
         let bounds = SharedBounds::default();
         let look = bounds.begin_look();
         bounds.note_fork();
-        bounds.end_look(&look, 0, 0);
+        bounds.end_look(&look, &found(0, 0));
         assert_eq!(bounds.take_copied(7), 7);
         let look = bounds.begin_look();
-        bounds.end_look(&look, 0, 0);
+        bounds.end_look(&look, &found(0, 0));
         assert_eq!(bounds.take_copied(7), 0);
         bounds.note_fork();
         bounds.note_protected(3);
@@ -166,7 +239,7 @@ mod tests {
     #[test]
     fn a_child_is_looked_at_where_its_parent_is() {
         let (parent, child) = (SharedBounds::default(), SharedBounds::default());
-        assert_eq!(child.begin_look().private, None);
+        assert_eq!(child.begin_look().places, None);
         let area = |start, end, kind| VirtualMemoryArea { start, end, kind };
         let areas = [
             area(0x1000, 0x2000, AreaKind::Guard),
@@ -178,6 +251,6 @@ mod tests {
         let noted = parent.note_mappings(&areas);
         assert_eq!(*noted, [(0x2000, 0x5000), (0x9000, 0xa000)]);
         child.inherit(&parent);
-        assert_eq!(child.begin_look().private, Some(noted));
+        assert_eq!(child.begin_look().places, Some(noted));
     }
 }

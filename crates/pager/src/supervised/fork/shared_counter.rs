@@ -28,9 +28,9 @@ use std::time::Duration;
 
 /// Pause after a count, as a multiple of its duration. A larger factor takes less CPU time and leaves
 /// the estimate inaccurate for longer.
-const PAUSE_FACTOR: u32 = 30;
+const PAUSE_FACTOR: u32 = 60;
 /// The same after a count that was invalidated, or whose uncertainty is large.
-const RETRY_FACTOR: u32 = 20;
+const RETRY_FACTOR: u32 = 40;
 /// Bounds of the pause between two counts.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(3);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
@@ -295,8 +295,8 @@ fn look_at(space: &AddressSpace, frames: &mut Vec<u64>) -> Look {
     let bounds = &space.fork.sharing;
     let look = bounds.begin_look();
     let before = frames.len();
-    let found = match &look.private {
-        Some(private) => inspector.shared_frames(private, frames),
+    let found = match &look.places {
+        Some(places) => inspector.shared_frames(places, frames),
         None => {
             let areas = inspector.areas();
             areas.and_then(|areas| inspector.shared_frames(&bounds.note_mappings(&areas), frames))
@@ -308,7 +308,7 @@ fn look_at(space: &AddressSpace, frames: &mut Vec<u64>) -> Look {
             Look::Absent
         }
         Ok(found) => {
-            bounds.end_look(&look, found.pages, found.unprotected);
+            bounds.end_look(&look, &found);
             Look::Found(found)
         }
         Err(_) => Look::Unknown,
