@@ -22,22 +22,23 @@ pub(crate) struct BlockBuffer {
 }
 
 impl BlockBuffer {
-    /// Allocates buffers for a block of `pages` pages, if there is memory.
+    /// Allocates buffers for a block of `pages` pages, if there is memory. They are not written to: most threads load no
+    /// block, and memory that is not written to takes no page.
     fn prepare(&mut self, pages: usize) -> Option<()> {
         let missing = pages.saturating_sub(self.plain.len());
-        if missing > 0 {
-            self.plain.try_reserve_exact(missing).ok()?;
-            self.packed.try_reserve_exact(missing * PAGE_SIZE).ok()?;
-            self.packed.resize(pages * PAGE_SIZE, 0);
-            self.plain.resize(pages, [0; PAGE_SIZE]);
-        }
-        Some(())
+        self.plain.try_reserve_exact(missing).ok()?;
+        let missing = (pages * PAGE_SIZE).saturating_sub(self.packed.len());
+        self.packed.try_reserve_exact(missing).ok()
     }
 
     /// Room for a block of `pages` pages, plain and compressed, in place of the previous block.
     /// `None` if there is no memory.
     pub(crate) fn begin(&mut self, pages: usize) -> Option<(&mut [Page], &mut [u8])> {
         self.prepare(pages)?;
+        if self.plain.len() < pages {
+            self.packed.resize(pages * PAGE_SIZE, 0);
+            self.plain.resize(pages, [0; PAGE_SIZE]);
+        }
         self.number = 0;
         self.pages = pages;
         let plain = self.plain.get_mut(..pages)?;
