@@ -2,7 +2,6 @@
 
 mod handle;
 mod inspector;
-mod mapping_query;
 mod mappings;
 mod maps_line;
 mod pagemap;
@@ -10,8 +9,9 @@ mod threads;
 
 pub use handle::{Credentials, Process};
 pub use inspector::{Inspector, TraceStop};
-pub use mapping_query::kernel_finds_mappings;
-pub use mappings::{AreaKind, InheritedBy, InheritedRange, VirtualMemoryArea, kernel_seals};
+pub use mappings::{
+    AreaKind, InheritedBy, InheritedRange, VirtualMemoryArea, kernel_finds_mappings, kernel_seals,
+};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use mappings::{inherited_ranges, parse_line};
 pub use maps_line::MapsLine;

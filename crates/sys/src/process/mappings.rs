@@ -1,10 +1,10 @@
 //! What another process maps.
 
-use super::mapping_query::{self, FoundMapping, LONGEST_NAME};
 use super::{Inspector, MapsLine, text_of};
 use crate::raw::{nr, syscall};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{LazyLock, PoisonError};
 
@@ -92,26 +92,20 @@ pub(crate) fn parse_line(line: &str) -> Option<VirtualMemoryArea> {
         name,
         ..
     } = MapsLine::parse(line)?;
+    let is_anonymous =
+        is_of_no_file && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:"));
+    let kind = match access {
+        "rw-p" if is_anonymous => AreaKind::Movable,
+        "---p" if is_anonymous => AreaKind::Guard,
+        _ if is_anonymous && access.ends_with('p') => AreaKind::Anonymous,
+        _ if access.ends_with("-p") => AreaKind::Private,
+        _ => AreaKind::Other,
+    };
     Some(VirtualMemoryArea {
         start: range.start,
         end: range.end,
-        kind: AreaKind::of(access, is_of_no_file, name.as_bytes()),
+        kind,
     })
-}
-
-impl AreaKind {
-    /// Of a mapping of `access`, as `maps` has it, with the name that the kernel or the program gave it, if any.
-    fn of(access: &str, is_of_no_file: bool, name: &[u8]) -> AreaKind {
-        let is_programs = name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:");
-        let is_anonymous = is_of_no_file && is_programs;
-        match access {
-            "rw-p" if is_anonymous => AreaKind::Movable,
-            "---p" if is_anonymous => AreaKind::Guard,
-            _ if is_anonymous && access.ends_with('p') => AreaKind::Anonymous,
-            _ if access.ends_with("-p") => AreaKind::Private,
-            _ => AreaKind::Other,
-        }
-    }
 }
 
 /// Finds mappings and their flags in the lines of a `smaps`.
@@ -195,6 +189,17 @@ fn shows_sealed(smaps: impl BufRead, ranges: &[(u64, u64)]) -> io::Result<bool> 
     Ok(left.is_empty())
 }
 
+/// Whether this kernel finds one mapping (`PROCMAP_QUERY`, Linux 6.11). Without it, all are listed.
+pub fn kernel_finds_mappings() -> bool {
+    let mut query = MappingQuery::of_address(0);
+    // SAFETY: a live structure that names no other memory.
+    File::open("/proc/self/maps").is_ok_and(|maps| unsafe {
+        let found = libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY, &raw mut query);
+        // There is no mapping at 0.
+        found == 0 || io::Error::last_os_error().raw_os_error() == Some(libc::ENOENT)
+    })
+}
+
 /// Whether this kernel seals mappings (`mseal`, Linux 6.10), and lets this process.
 pub fn kernel_seals() -> bool {
     // SAFETY: an empty range.
@@ -202,6 +207,7 @@ pub fn kernel_seals() -> bool {
     *SEALS
 }
 
+const PROCMAP_QUERY: libc::Ioctl = 0xc068_6611_u32 as libc::Ioctl;
 impl VirtualMemoryArea {
     /// Whether this is a guard right below `above`, as a thread's stack has one.
     pub fn guards(&self, above: &VirtualMemoryArea) -> bool {
@@ -229,56 +235,10 @@ impl VirtualMemoryArea {
 }
 
 impl Inspector {
-    /// All mappings, in address order; none of a process that is gone. Ones that change meanwhile may be as before or as after.
+    /// All mappings, in address order.
     pub fn areas(&self) -> io::Result<Vec<VirtualMemoryArea>> {
-        match self.queried_areas() {
-            // Before Linux 6.11.
-            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => self.listed_areas(),
-            areas => areas,
-        }
-    }
-
-    /// By the kernel's list of them, with the names of all files.
-    fn listed_areas(&self) -> io::Result<Vec<VirtualMemoryArea>> {
         let text = whole(&self.maps)?;
         Ok(text.lines().filter_map(parse_line).collect())
-    }
-
-    /// One after the other, and names only of what is of no file: half the time.
-    fn queried_areas(&self) -> io::Result<Vec<VirtualMemoryArea>> {
-        let mut areas: Vec<VirtualMemoryArea> = Vec::new();
-        let mut name = [0; LONGEST_NAME];
-        loop {
-            let from = areas.last().map_or(0, |area| area.end);
-            let found = match self.area_from(from, &mut name) {
-                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => None,
-                found => found?,
-            };
-            match found {
-                Some(area) => areas.push(area),
-                None => return Ok(areas),
-            }
-        }
-    }
-
-    /// The first mapping that ends behind `from`, from there on.
-    fn area_from(
-        &self,
-        from: u64,
-        name: &mut [u8; LONGEST_NAME],
-    ) -> io::Result<Option<VirtualMemoryArea>> {
-        let mut found = mapping_query::at_or_behind(&self.maps, from, &mut [])?;
-        let mut length = 0;
-        if found.as_ref().is_some_and(FoundMapping::is_of_no_file) {
-            found = mapping_query::at_or_behind(&self.maps, from, name)?;
-            length = found.as_ref().map_or(0, FoundMapping::name_length);
-        }
-        Ok(found.map(|found| VirtualMemoryArea {
-            // It may have grown downwards.
-            start: found.start().max(from),
-            end: found.end(),
-            kind: AreaKind::of(&found.access(), found.is_of_no_file(), &name[..length]),
-        }))
     }
 
     /// The mapping that holds an address, as `(start, end)`; `None` if there is none. Its kind
@@ -287,8 +247,17 @@ impl Inspector {
     /// # Errors
     /// Before Linux 6.11, and if the process is gone.
     pub fn mapping_at(&self, address: u64) -> io::Result<Option<(u64, u64)>> {
-        let found = mapping_query::at(&self.maps, address)?;
-        Ok(found.map(|found| (found.start(), found.end())))
+        let mut query = MappingQuery::of_address(address);
+        // SAFETY: the structure is live and of that size; it names no other memory.
+        let result = unsafe { libc::ioctl(self.maps.as_raw_fd(), PROCMAP_QUERY, &raw mut query) };
+        if result == 0 {
+            return Ok(Some((query.start, query.end)));
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::ENOENT) => Ok(None),
+            _ => Err(error),
+        }
     }
 
     /// Whether there is a mapping of just this range.
@@ -339,10 +308,47 @@ impl Inspector {
     }
 }
 
+#[repr(C)]
+#[derive(Default)]
+struct MappingQuery {
+    size: u64,
+    flags: u64,
+    address: u64,
+    start: u64,
+    end: u64,
+    /// Other attributes of the mapping, unused here.
+    others: [u64; 8],
+}
+
+const _: () = assert!(size_of::<MappingQuery>() == 104);
+
+impl MappingQuery {
+    fn of_address(address: u64) -> MappingQuery {
+        MappingQuery {
+            size: size_of::<MappingQuery>() as u64,
+            address,
+            ..MappingQuery::default()
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abi::{read_write, same_layout};
     use crate::process::own_id;
+    use linux_raw_sys::general::procmap_query;
+
+    #[test]
+    fn a_query_has_the_kernels_layout() {
+        same_layout!(MappingQuery, procmap_query, {
+            size => size, flags => query_flags, address => query_addr, start => vma_start,
+            end => vma_end,
+        });
+        // The number of `/proc/PID/maps` in linux/fs.h.
+        let query = read_write(b'f', 17, size_of::<procmap_query>());
+        assert_eq!(PROCMAP_QUERY as u32 as usize, query);
+    }
 
     #[test]
     fn maps_lines_are_understood() {
@@ -441,50 +447,5 @@ mod tests {
             other => panic!("{other:?}"),
         }
         assert_eq!(inspector.mapping_at(0).unwrap(), None);
-    }
-
-    /// Both ways that tell what is mapped, of named and nameless memory, of guards, files and the kernel's own.
-    #[test]
-    fn mappings_are_the_same_without_queries() {
-        let process = crate::process::Process::open(own_id()).unwrap();
-        let inspector = Inspector::open(&std::sync::Arc::new(process), own_id()).unwrap();
-        let unnamed = crate::memory::Mapping::anonymous(1 << 16).unwrap();
-        let named = crate::memory::Mapping::anonymous(1 << 16).unwrap();
-        let start = named.start().as_ptr();
-        // SAFETY: names a part of a live mapping, which splits it. Kernels without names refuse it.
-        unsafe {
-            const SET_ANONYMOUS_NAME: libc::c_ulong = 0;
-            let name = c"memfold test".as_ptr();
-            let length: libc::c_ulong = 1 << 15;
-            let _ = libc::prctl(0x5356_4d41, SET_ANONYMOUS_NAME, start, length, name);
-        }
-        let is_users = |area: &VirtualMemoryArea| area.start < 1 << 63;
-        let listed = || {
-            let areas = inspector.listed_areas().unwrap().into_iter();
-            areas.filter(is_users).collect::<Vec<_>>()
-        };
-        // Other tests map at the same time.
-        let since = std::time::Instant::now();
-        loop {
-            let before = listed();
-            let queried = match inspector.queried_areas() {
-                Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
-                    memfold_testing::skip("PROCMAP_QUERY (Linux 6.11)");
-                    return;
-                }
-                areas => areas.unwrap(),
-            };
-            if before == listed() && before == queried {
-                let holds =
-                    |area: &&VirtualMemoryArea| (area.start..area.end).contains(&(start as u64));
-                assert!(queried.iter().find(holds).unwrap().is_movable());
-                assert!(queried.iter().any(|area| area.kind == AreaKind::Other));
-                assert!(queried.iter().any(|area| area.kind == AreaKind::Private));
-                break;
-            }
-            assert!(since.elapsed().as_secs() < 30, "{before:#x?} {queried:#x?}");
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
-        drop(unnamed);
     }
 }
