@@ -122,7 +122,7 @@ fn threads_in(folder: BorrowedFd<'_>) -> Vec<i32> {
 /// The children of all threads of the process whose folder this is.
 fn children_in(folder: BorrowedFd<'_>, pid: i32) -> Vec<i32> {
     let list_of = |thread| {
-        let file = handle::open_children(folder, pid, thread).ok()?;
+        let file = handle::open_thread_file(folder, pid, thread, "children").ok()?;
         handle::text_in(&file).ok()
     };
     let lists = threads_in(folder).into_iter().filter_map(list_of);

@@ -202,9 +202,9 @@ impl Process {
         // One of that number is its own, whichever of its threads. In a PID namespace numbers begin
         // anew, and none is.
         let same = i32::try_from(number).ok();
-        let same = same.filter(|thread| self.folder_of_thread(*thread).is_ok());
+        let same = same.filter(|thread| self.has_thread(*thread).unwrap_or(false));
         let knows_itself = |thread: &i32| {
-            let status = self.text(&format!("task/{thread}/status")).ok()?;
+            let status = self.thread_text(*thread, "status").ok()?;
             let own = named_field(&status, "NSpid")?;
             let own: u64 = own.split_ascii_whitespace().next_back()?.parse().ok()?;
             Some(own == number)
@@ -215,20 +215,36 @@ impl Process {
         })
     }
 
-    /// The folder in `/proc` of one of its threads: see [`folder_of_thread`].
+    /// Opens a file of one of its threads, for reading.
     ///
     /// # Errors
-    /// As there.
+    /// If the thread or the process is gone, or the thread is another process's, or descriptors are short.
+    pub fn open_thread_file(&self, thread: i32, name: &str) -> io::Result<File> {
+        open_thread_file(self.folder.as_fd(), self.pid, thread, name)
+    }
+
+    /// The text of such a file; bytes that are not UTF-8 as `�`.
+    ///
+    /// # Errors
+    /// As [`Process::open_thread_file`].
+    pub fn thread_text(&self, thread: i32, name: &str) -> io::Result<String> {
+        text_in(&self.open_thread_file(thread, name)?)
+    }
+
+    /// The folder of one of its threads: see [`folder_of_thread`].
+    ///
+    /// # Errors
+    /// As [`Process::open_thread_file`].
     pub(super) fn folder_of_thread(&self, thread: i32) -> io::Result<OwnedFd> {
         folder_of_thread(self.folder.as_fd(), self.pid, thread)
     }
 
-    /// The file with the children of one of its threads: see [`open_children`].
+    /// Whether a thread is one of its own; it takes no descriptor. None is once the process is reaped.
     ///
     /// # Errors
-    /// As there.
-    pub(super) fn open_children(&self, thread: i32) -> io::Result<File> {
-        open_children(self.folder.as_fd(), self.pid, thread)
+    /// If that cannot be told.
+    pub(super) fn has_thread(&self, thread: i32) -> io::Result<bool> {
+        has_thread(self.folder.as_fd(), thread)
     }
 
     /// The CPU that one of its threads last ran on.
@@ -243,7 +259,8 @@ impl Process {
         thread: u32,
         buffer: &'a mut [u8; 1024],
     ) -> Option<Cow<'a, str>> {
-        let mut file = self.open_file(&format!("task/{thread}/stat")).ok()?;
+        let thread = thread.cast_signed();
+        let mut file = self.open_thread_file(thread, "stat").ok()?;
         let length = file.read(buffer).ok()?;
         Some(String::from_utf8_lossy(&buffer[..length]))
     }
@@ -253,8 +270,7 @@ impl Process {
     /// # Errors
     /// If it is gone.
     pub fn credentials(&self, thread: i32) -> io::Result<Credentials> {
-        let status = self.text(&format!("task/{thread}/status"))?;
-        Ok(Credentials::of_status(&status))
+        Ok(Credentials::of_status(&self.thread_text(thread, "status")?))
     }
 
     /// The user who may inspect it: its own, or root where it may not be dumped.
@@ -291,7 +307,7 @@ impl Process {
 
     /// The state of one of its threads, as `stat` has it: `R`, `S`, `T`, `Z` and so on. `None` if that is gone.
     pub fn state(&self, thread: i32) -> Option<char> {
-        stat_field(&self.text(&format!("task/{thread}/stat")).ok()?, 3)
+        stat_field(&self.thread_text(thread, "stat").ok()?, 3)
     }
 
     /// Its children's PIDs.
@@ -326,7 +342,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    pub(super) fn of_status(status: &str) -> Credentials {
+    fn of_status(status: &str) -> Credentials {
         let field = |name| named_field(status, name).unwrap_or_default().to_owned();
         Credentials {
             users: field("Uid"),
@@ -362,45 +378,51 @@ pub(super) fn folder_of(pid: i32) -> io::Result<OwnedFd> {
     )?)
 }
 
-/// The folder in `/proc` of a thread of the process with the PID and the folder `process`. It stays that thread's when the TID
-/// is reused.
+/// The folder of a thread of the process with the PID and the folder `process`. It stays that thread's when the TID is reused.
 ///
-/// It is not below `process`: the kernel drops the names that were looked up there as the process is reaped, in the parent's
-/// `wait`, which runs in circles while another thread drops one of them. And the thread that ends last drops those below its
-/// own folders, having woken the parent before. So nothing is looked up in a folder of another thread than the main one
-/// by way of the process.
+/// That of another thread than the main one is below `/proc/TID`, as a parent waits for what is looked up below its child's
+/// folder: docs/design.md, "Nothing is looked up".
 ///
 /// # Errors
-/// If the thread or the process is gone, or the thread is another process's.
-pub(super) fn folder_of_thread(
-    process: BorrowedFd<'_>,
-    pid: i32,
-    thread: i32,
-) -> io::Result<OwnedFd> {
+/// If the thread or the process is gone, or the thread is another process's, or descriptors are short.
+fn folder_of_thread(process: BorrowedFd<'_>, pid: i32, thread: i32) -> io::Result<OwnedFd> {
+    let path = format!("task/{thread}");
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     if thread == pid {
-        return process.try_clone_to_owned();
+        return Ok(rustix::fs::openat(process, path, flags, Mode::empty())?);
     }
     let folder = folder_of(thread)?;
     // Of all threads that live, one has the TID. If that is one of the process, and not the folder's, the folder's has
     // ended, and nothing can be read by way of it.
-    let path = format!("task/{thread}");
-    match rustix::fs::statat(process, path, rustix::fs::AtFlags::empty()) {
-        Ok(_) => Ok(folder),
-        Err(rustix::io::Errno::NOENT) => Err(io::Error::from_raw_os_error(libc::ESRCH)),
-        Err(errno) => Err(errno.into()),
+    if !has_thread(process, thread)? {
+        return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
+    Ok(rustix::fs::openat(folder, path, flags, Mode::empty())?)
 }
 
-/// The file with the children of a thread of the process with the PID and the folder `process`.
+/// Opens a file of such a thread, for reading.
 ///
 /// # Errors
-/// As [`folder_of_thread`], and of kernels without `CONFIG_PROC_CHILDREN`.
-pub(super) fn open_children(process: BorrowedFd<'_>, pid: i32, thread: i32) -> io::Result<File> {
-    let path = format!("task/{thread}/children");
+/// As [`folder_of_thread`].
+pub(super) fn open_thread_file(
+    process: BorrowedFd<'_>,
+    pid: i32,
+    thread: i32,
+    name: &str,
+) -> io::Result<File> {
     if thread == pid {
-        return open_below(process, &path);
+        return open_below(process, &format!("task/{thread}/{name}"));
     }
-    open_below(folder_of_thread(process, pid, thread)?.as_fd(), &path)
+    open_below(folder_of_thread(process, pid, thread)?.as_fd(), name)
+}
+
+fn has_thread(process: BorrowedFd<'_>, thread: i32) -> io::Result<bool> {
+    let path = format!("task/{thread}");
+    match rustix::fs::statat(process, path, rustix::fs::AtFlags::empty()) {
+        Ok(_) => Ok(true),
+        Err(rustix::io::Errno::NOENT) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 pub(super) fn open_below(folder: BorrowedFd<'_>, path: &str) -> io::Result<File> {

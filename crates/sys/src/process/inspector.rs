@@ -1,11 +1,11 @@
 //! Looking into another process: how large it is, what its threads do, what a page holds.
 
-use super::handle::{open_below, text_below};
+use super::handle::open_below;
 use super::{Credentials, Process, Sizes, ThreadSample, named_bytes, named_field, stat_field};
 use crate::{PAGE_SIZE, deadline};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -28,8 +28,6 @@ pub struct TraceStop {
 pub struct Inspector {
     process: Arc<Process>,
     thread: i32,
-    /// The thread's folder in `/proc`.
-    folder: OwnedFd,
     statm: File,
     /// Opened once the faults of the process are asked for.
     stat: OnceLock<File>,
@@ -48,7 +46,8 @@ impl Inspector {
     /// If the process is gone.
     pub fn kept_from_children(&self) -> io::Result<Vec<(u64, u64)>> {
         // By the thread by which the other files were opened, so it shows the same address space.
-        let smaps = super::mappings::whole(&open_below(self.folder.as_fd(), "smaps")?)?;
+        let smaps = self.process.open_thread_file(self.thread, "smaps")?;
+        let smaps = super::mappings::whole(&smaps)?;
         Ok(super::mappings::kept_ranges(&smaps))
     }
 
@@ -58,9 +57,7 @@ impl Inspector {
     /// If it is gone.
     pub fn filters(&self) -> io::Result<u32> {
         let mut filters = crate::hello::Filters::default();
-        let status = self
-            .process
-            .text(&format!("task/{}/status", self.process.pid()))?;
+        let status = self.process.thread_text(self.process.pid(), "status")?;
         filters.look(status.as_bytes());
         Ok(filters.count)
     }
@@ -72,11 +69,15 @@ impl Inspector {
     /// If it is gone, may not be inspected, or descriptors are short.
     pub fn open(process: &Arc<Process>, thread: i32) -> io::Result<Inspector> {
         let folder = process.folder_of_thread(thread)?;
-        Inspector::open_below(process, thread, folder)
+        Inspector::open_in(folder.as_fd(), process, thread)
     }
 
-    fn open_below(process: &Arc<Process>, thread: i32, folder: OwnedFd) -> io::Result<Inspector> {
-        let open = |name| open_below(folder.as_fd(), name);
+    fn open_in(
+        folder: BorrowedFd<'_>,
+        process: &Arc<Process>,
+        thread: i32,
+    ) -> io::Result<Inspector> {
+        let open = |name| open_below(folder, name);
         Ok(Inspector {
             statm: open("statm")?,
             stat: OnceLock::new(),
@@ -86,7 +87,6 @@ impl Inspector {
             memory: Arc::new(open("mem")?),
             thread,
             process: process.clone(),
-            folder,
         })
     }
 
@@ -98,7 +98,7 @@ impl Inspector {
     pub fn open_with_flags(process: &Arc<Process>, thread: i32) -> io::Result<Inspector> {
         let folder = process.folder_of_thread(thread)?;
         let smaps = open_below(folder.as_fd(), "smaps")?;
-        let inspector = Inspector::open_below(process, thread, folder)?;
+        let inspector = Inspector::open_in(folder.as_fd(), process, thread)?;
         *inspector
             .smaps
             .lock()
@@ -121,11 +121,11 @@ impl Inspector {
     /// # Errors
     /// If that is gone.
     pub fn credentials(&self) -> io::Result<Credentials> {
-        Ok(Credentials::of_status(&self.thread_text("status")?))
+        self.process.credentials(self.thread)
     }
 
     fn thread_text(&self, name: &str) -> io::Result<String> {
-        text_below(self.folder.as_fd(), name)
+        self.process.thread_text(self.thread, name)
     }
 
     /// Faults of all threads that were served without a message or input: first touches of what is

@@ -25,7 +25,7 @@ const MOST_THREADS: u64 = 512;
 const MOST_CHILDREN: usize = 128;
 
 impl Process {
-    /// All threads but one that live from before this call to its end, and some of the others.
+    /// All threads that live from before this call to its end, but for the one that is left out, and some of the others.
     ///
     /// # Errors
     /// If it is gone, threads came and went meanwhile, or it has more than 512.
@@ -68,7 +68,8 @@ impl Process {
     /// or children than this looks through.
     pub fn shares_memory_with_child(&self) -> io::Result<bool> {
         let threads = self.threads();
-        if threads.len() as u64 > MOST_THREADS {
+        // It has one, unless it is gone or descriptors are short.
+        if threads.is_empty() || threads.len() as u64 > MOST_THREADS {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let mut left = MOST_CHILDREN;
@@ -102,11 +103,11 @@ impl Process {
     /// The children of a thread; none if it has ended.
     fn children_of(&self, thread: i32) -> io::Result<Vec<i32>> {
         let mut buffer = [0u8; 4096];
-        let mut file = match self.open_children(thread) {
+        let mut file = match self.open_thread_file(thread, "children") {
             Ok(file) => file,
-            // Some kernels do not have it.
-            Err(error) if self.folder_of_thread(thread).is_ok() => return Err(error),
-            Err(_) => return Ok(Vec::new()),
+            Err(_) if !self.has_thread(thread)? => return Ok(Vec::new()),
+            // Some kernels do not have it, and descriptors may be short.
+            Err(error) => return Err(error),
         };
         let length = file.read(&mut buffer)?;
         if length == buffer.len() {

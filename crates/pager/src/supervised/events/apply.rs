@@ -110,6 +110,7 @@ impl AddressSpace {
         let target = from.moved(from.start, to);
         self.forget(gate, target, PageState::Hole);
         self.cow.note_moved(from, to);
+        self.fork.sharing.note_moved();
         let mut moved = Vec::new();
         gate.table().visit(from, |page, entry| {
             let state = entry.take(PageState::Hole);

@@ -258,6 +258,7 @@ impl Acceptor {
             return Ok(space);
         };
         relative.fork.forked.store(true, Ordering::Relaxed);
+        relative.fork.sharing.note_fork();
         space.fork.family.join(&relative);
         space.fork.family.join(&space);
         Ok(space)
