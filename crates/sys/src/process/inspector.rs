@@ -256,7 +256,7 @@ impl Inspector {
     /// # Errors
     /// If the process is gone, threads came and went meanwhile, or it has more than 512.
     pub fn other_threads(&self) -> io::Result<Vec<ThreadSample>> {
-        self.process.samples_but(Some(self.thread))
+        self.process.sample_threads(Some(self.thread))
     }
 
     /// The CPU that a thread of the process last ran on.

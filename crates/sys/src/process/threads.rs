@@ -29,7 +29,7 @@ impl Process {
     ///
     /// # Errors
     /// If it is gone, threads came and went meanwhile, or it has more than 512.
-    pub(super) fn samples_but(&self, left_out: Option<i32>) -> io::Result<Vec<ThreadSample>> {
+    pub(super) fn sample_threads(&self, left_out: Option<i32>) -> io::Result<Vec<ThreadSample>> {
         let before: u64 = stat_field(&self.text("stat")?, 20).ok_or(io::ErrorKind::InvalidData)?;
         if before > MOST_THREADS {
             return Err(io::ErrorKind::Unsupported.into());
@@ -151,7 +151,7 @@ mod tests {
         // SAFETY: as above.
         let own = unsafe { libc::gettid() };
         let find = |id| {
-            let samples = process.samples_but(None).ok()?;
+            let samples = process.sample_threads(None).ok()?;
             samples.into_iter().find(|sample| sample.id == id)
         };
         // Threads of other tests come and go.
@@ -162,7 +162,7 @@ mod tests {
         drop(stop);
         waiting.join().unwrap();
         assert!(looks().any(|()| {
-            let samples = process.samples_but(None);
+            let samples = process.sample_threads(None);
             samples.is_ok_and(|samples| samples.iter().all(|sample| sample.id != waiting_id))
         }));
     }

@@ -32,11 +32,11 @@ struct Bounds {
     pages: u64,
     /// Those of which a write is not seen.
     unprotected: u64,
-    /// Number of its forks so far.
-    forks: u64,
+    /// Number of its forks, moves of pages and changes of its mappings so far.
+    changes: u64,
     /// Where its anonymous pages may be, by the last look at its mappings.
     private: Option<Places>,
-    /// Where the shared ones are since its last fork, and when that was looked for everywhere.
+    /// Where the shared ones are since the last of them, and when that was looked for everywhere.
     shared: Option<(Places, Instant)>,
 }
 
@@ -45,17 +45,25 @@ impl Default for Bounds {
         Bounds {
             pages: u64::MAX,
             unprotected: u64::MAX,
-            forks: 0,
+            changes: 0,
             private: None,
             shared: None,
         }
     }
 }
 
+impl Bounds {
+    /// Shared pages may be anywhere.
+    fn note_change(&mut self) {
+        self.shared = None;
+        self.changes += 1;
+    }
+}
+
 /// A look at the page table, from before it begins.
 #[derive(Debug)]
 pub(crate) struct Look {
-    forks: u64,
+    changes: u64,
     /// Where shared pages may be, if the mappings were looked at.
     pub places: Option<Places>,
     /// When a look went everywhere, if this one does not.
@@ -68,8 +76,7 @@ impl SharedBounds {
         let mut bounds = lock(&self.0);
         bounds.pages = u64::MAX;
         bounds.unprotected = u64::MAX;
-        bounds.shared = None;
-        bounds.forks += 1;
+        bounds.note_change();
     }
 
     /// All but so many pages were protected since the last fork.
@@ -101,7 +108,7 @@ impl SharedBounds {
     }
 
     /// Notes the mappings, in which anonymous pages may be.
-    pub(crate) fn note_mappings(&self, areas: &[VirtualMemoryArea]) -> Places {
+    pub(crate) fn note_mappings(&self, areas: &[VirtualMemoryArea]) {
         let mut private: Vec<(u64, u64)> = Vec::new();
         for area in areas.iter().filter(|area| area.may_be_shared()) {
             match private.last_mut() {
@@ -112,18 +119,17 @@ impl SharedBounds {
         let private: Places = private.into();
         let mut bounds = lock(&self.0);
         if bounds.private.as_ref() != Some(&private) {
-            bounds.shared = None;
+            bounds.note_change();
         }
         // The list of a process that has just ended is empty. A child that inherited that would not be looked at.
         if !private.is_empty() {
-            bounds.private = Some(private.clone());
+            bounds.private = Some(private);
         }
-        private
     }
 
     /// The program moved pages: they may be anywhere.
     pub(crate) fn note_moved(&self) {
-        lock(&self.0).shared = None;
+        lock(&self.0).note_change();
     }
 
     /// Has a child's looks go where its parent's do: both have the same mappings.
@@ -138,7 +144,7 @@ impl SharedBounds {
         let shared = bounds.shared.as_ref();
         let shared = shared.filter(|(_, everywhere)| everywhere.elapsed() < PLACES_HOLD);
         Look {
-            forks: bounds.forks,
+            changes: bounds.changes,
             places: shared
                 .map(|(places, _)| places)
                 .or(bounds.private.as_ref())
@@ -147,10 +153,10 @@ impl SharedBounds {
         }
     }
 
-    /// Ends a look. What it found says nothing if the program has forked since.
+    /// Ends a look. What it found says nothing if the program has forked, moved pages or changed its mappings since.
     pub(crate) fn end_look(&self, look: &Look, found: &SharedFrames) {
         let mut bounds = lock(&self.0);
-        if bounds.forks == look.forks {
+        if bounds.changes == look.changes {
             bounds.pages = found.pages;
             bounds.unprotected = found.unprotected;
             let everywhere = look.everywhere.unwrap_or_else(Instant::now);
@@ -180,7 +186,8 @@ mod tests {
             end,
             kind: AreaKind::Movable,
         };
-        let private = bounds.note_mappings(&[area(0x1000, 0x9000)]);
+        bounds.note_mappings(&[area(0x1000, 0x9000)]);
+        let private: Places = [(0x1000, 0x9000)].into();
         let shared = SharedFrames {
             places: vec![(0x2000, 0x3000)],
             ..found(1, 0)
@@ -205,13 +212,16 @@ mod tests {
         bounds.note_mappings(&[area(0x1000, 0x9000)]);
         is_narrow(&[]);
         let changes: [&dyn Fn(); 3] = [&|| bounds.note_fork(), &|| bounds.note_moved(), &|| {
-            _ = bounds.note_mappings(&[area(0x1000, 0xa000)]);
+            bounds.note_mappings(&[area(0x1000, 0xa000)]);
         }];
         for change in changes {
             bounds.note_mappings(&[area(0x1000, 0x9000)]);
             bounds.end_look(&bounds.begin_look(), &shared);
+            let look = bounds.begin_look();
             change();
             assert_eq!(bounds.begin_look().everywhere, None);
+            bounds.end_look(&look, &shared);
+            assert_eq!(bounds.begin_look().everywhere, None, "from before it");
         }
         bounds.note_mappings(&[area(0x1000, 0x9000)]);
         bounds.note_mappings(&[]);
@@ -279,8 +289,9 @@ mod tests {
             area(0x5000, 0x9000, AreaKind::Other),
             area(0x9000, 0xa000, AreaKind::Anonymous),
         ];
-        let noted = parent.note_mappings(&areas);
-        assert_eq!(*noted, [(0x2000, 0x5000), (0x9000, 0xa000)]);
+        parent.note_mappings(&areas);
+        let noted: Places = [(0x2000, 0x5000), (0x9000, 0xa000)].into();
+        assert_eq!(parent.begin_look().places.as_ref(), Some(&noted));
         child.inherit(&parent);
         assert_eq!(child.begin_look().places, Some(noted));
     }

@@ -22,6 +22,7 @@ use crate::time::Instant;
 use memfold_sys::process::{Inspector, SharedFrames};
 use memfold_sys::{PAGE_SIZE, thread};
 use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -293,15 +294,18 @@ fn look_at(space: &AddressSpace, frames: &mut Vec<u64>) -> Look {
         return Look::Absent;
     };
     let bounds = &space.fork.sharing;
-    let look = bounds.begin_look();
+    let mut look = bounds.begin_look();
+    if look.places.is_none()
+        && let Ok(areas) = inspector.areas()
+    {
+        bounds.note_mappings(&areas);
+        look = bounds.begin_look();
+    }
     let before = frames.len();
-    let found = match &look.places {
-        Some(places) => inspector.shared_frames(places, frames),
-        None => {
-            let areas = inspector.areas();
-            areas.and_then(|areas| inspector.shared_frames(&bounds.note_mappings(&areas), frames))
-        }
-    };
+    let places = look.places.as_deref().ok_or(io::ErrorKind::NotFound);
+    let found = places
+        .map_err(io::Error::from)
+        .and_then(|places| inspector.shared_frames(places, frames));
     match found {
         _ if pages_of(&inspector).is_none() => {
             frames.truncate(before);
