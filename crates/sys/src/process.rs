@@ -119,13 +119,12 @@ fn threads_in(folder: BorrowedFd<'_>) -> Vec<i32> {
         .collect()
 }
 
-/// The children of all threads of the process whose folder this is.
-fn children_in(folder: BorrowedFd<'_>, pid: i32) -> Vec<i32> {
-    let list_of = |thread| {
-        let file = handle::open_thread_file(folder, pid, thread, "children").ok()?;
-        handle::text_in(&file).ok()
-    };
-    let lists = threads_in(folder).into_iter().filter_map(list_of);
+/// The children of all its threads.
+fn children_in(folder: BorrowedFd<'_>) -> Vec<i32> {
+    let lists = threads_in(folder).into_iter().filter_map(|thread| {
+        let path = format!("task/{thread}/children");
+        handle::text_below(folder, &path).ok()
+    });
     lists
         .flat_map(|list| {
             list.split_ascii_whitespace()
@@ -136,7 +135,7 @@ fn children_in(folder: BorrowedFd<'_>, pid: i32) -> Vec<i32> {
 }
 
 fn children(pid: i32) -> Vec<i32> {
-    handle::folder_of(pid).map_or_else(|_| Vec::new(), |folder| children_in(folder.as_fd(), pid))
+    handle::folder_of(pid).map_or_else(|_| Vec::new(), |folder| children_in(folder.as_fd()))
 }
 
 /// All processes below `ancestor`, parents before their children.

@@ -340,7 +340,7 @@ fn trace(request: impl Into<i64>, thread: i32, address: usize, data: usize) -> i
 
 /// Whether a signal waits that the thread does not block: a system call that has ended for it is not made again.
 fn has_signal(process: &Process, thread: i32) -> bool {
-    let Ok(status) = process.thread_text(thread, "status") else {
+    let Ok(status) = process.text(&format!("task/{thread}/status")) else {
         return true;
     };
     let mask = |name: &str| {

@@ -202,9 +202,9 @@ impl Process {
         // One of that number is its own, whichever of its threads. In a PID namespace numbers begin
         // anew, and none is.
         let same = i32::try_from(number).ok();
-        let same = same.filter(|thread| self.has_thread(*thread).unwrap_or(false));
+        let same = same.filter(|thread| self.has(&format!("task/{thread}")));
         let knows_itself = |thread: &i32| {
-            let status = self.thread_text(*thread, "status").ok()?;
+            let status = self.text(&format!("task/{thread}/status")).ok()?;
             let own = named_field(&status, "NSpid")?;
             let own: u64 = own.split_ascii_whitespace().next_back()?.parse().ok()?;
             Some(own == number)
@@ -215,36 +215,9 @@ impl Process {
         })
     }
 
-    /// Opens a file of one of its threads, for reading.
-    ///
-    /// # Errors
-    /// If the thread or the process is gone, or the thread is another process's, or descriptors are short.
-    pub fn open_thread_file(&self, thread: i32, name: &str) -> io::Result<File> {
-        open_thread_file(self.folder.as_fd(), self.pid, thread, name)
-    }
-
-    /// The text of such a file; bytes that are not UTF-8 as `�`.
-    ///
-    /// # Errors
-    /// As [`Process::open_thread_file`].
-    pub fn thread_text(&self, thread: i32, name: &str) -> io::Result<String> {
-        text_in(&self.open_thread_file(thread, name)?)
-    }
-
-    /// The folder of one of its threads: see [`folder_of_thread`].
-    ///
-    /// # Errors
-    /// As [`Process::open_thread_file`].
-    pub(super) fn folder_of_thread(&self, thread: i32) -> io::Result<OwnedFd> {
-        folder_of_thread(self.folder.as_fd(), self.pid, thread)
-    }
-
-    /// Whether a thread is one of its own; it takes no descriptor. None is once the process is reaped.
-    ///
-    /// # Errors
-    /// If that cannot be told.
-    pub(super) fn has_thread(&self, thread: i32) -> io::Result<bool> {
-        has_thread(self.folder.as_fd(), thread)
+    /// Whether there is such a file below its folder in `/proc`.
+    pub(super) fn has(&self, path: &str) -> bool {
+        rustix::fs::statat(&self.folder, path, rustix::fs::AtFlags::empty()).is_ok()
     }
 
     /// The CPU that one of its threads last ran on.
@@ -259,8 +232,7 @@ impl Process {
         thread: u32,
         buffer: &'a mut [u8; 1024],
     ) -> Option<Cow<'a, str>> {
-        let thread = thread.cast_signed();
-        let mut file = self.open_thread_file(thread, "stat").ok()?;
+        let mut file = self.open_file(&format!("task/{thread}/stat")).ok()?;
         let length = file.read(buffer).ok()?;
         Some(String::from_utf8_lossy(&buffer[..length]))
     }
@@ -270,7 +242,8 @@ impl Process {
     /// # Errors
     /// If it is gone.
     pub fn credentials(&self, thread: i32) -> io::Result<Credentials> {
-        Ok(Credentials::of_status(&self.thread_text(thread, "status")?))
+        let status = self.text(&format!("task/{thread}/status"))?;
+        Ok(Credentials::of_status(&status))
     }
 
     /// The user who may inspect it: its own, or root where it may not be dumped.
@@ -307,12 +280,12 @@ impl Process {
 
     /// The state of one of its threads, as `stat` has it: `R`, `S`, `T`, `Z` and so on. `None` if that is gone.
     pub fn state(&self, thread: i32) -> Option<char> {
-        stat_field(&self.thread_text(thread, "stat").ok()?, 3)
+        stat_field(&self.text(&format!("task/{thread}/stat")).ok()?, 3)
     }
 
     /// Its children's PIDs.
     pub fn children(&self) -> Vec<i32> {
-        children_in(self.folder.as_fd(), self.pid)
+        children_in(self.folder.as_fd())
     }
 }
 
@@ -378,70 +351,19 @@ pub(super) fn folder_of(pid: i32) -> io::Result<OwnedFd> {
     )?)
 }
 
-/// The folder of a thread of the process with the PID and the folder `process`. It stays that thread's when the TID is reused.
-///
-/// That of another thread than the main one is below `/proc/TID`, as a parent waits for what is looked up below its child's
-/// folder: docs/design.md, "Nothing is looked up".
-///
-/// # Errors
-/// If the thread or the process is gone, or the thread is another process's, or descriptors are short.
-fn folder_of_thread(process: BorrowedFd<'_>, pid: i32, thread: i32) -> io::Result<OwnedFd> {
-    let path = format!("task/{thread}");
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    if thread == pid {
-        return Ok(rustix::fs::openat(process, path, flags, Mode::empty())?);
-    }
-    let folder = folder_of(thread)?;
-    // Of all threads that live, one has the TID. If that is one of the process, and not the folder's, the folder's has
-    // ended, and nothing can be read by way of it.
-    if !has_thread(process, thread)? {
-        return Err(io::Error::from_raw_os_error(libc::ESRCH));
-    }
-    Ok(rustix::fs::openat(folder, path, flags, Mode::empty())?)
-}
-
-/// Opens a file of such a thread, for reading.
-///
-/// # Errors
-/// As [`folder_of_thread`].
-pub(super) fn open_thread_file(
-    process: BorrowedFd<'_>,
-    pid: i32,
-    thread: i32,
-    name: &str,
-) -> io::Result<File> {
-    if thread == pid {
-        return open_below(process, &format!("task/{thread}/{name}"));
-    }
-    open_below(folder_of_thread(process, pid, thread)?.as_fd(), name)
-}
-
-fn has_thread(process: BorrowedFd<'_>, thread: i32) -> io::Result<bool> {
-    let path = format!("task/{thread}");
-    match rustix::fs::statat(process, path, rustix::fs::AtFlags::empty()) {
-        Ok(_) => Ok(true),
-        Err(rustix::io::Errno::NOENT) => Ok(false),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
 pub(super) fn open_below(folder: BorrowedFd<'_>, path: &str) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(folder, path, flags, Mode::empty())?.into())
 }
 
 pub(super) fn text_below(folder: BorrowedFd<'_>, path: &str) -> io::Result<String> {
-    text_in(&open_below(folder, path)?)
-}
-
-/// The text of an open file of `/proc`, from where it is read next.
-pub(super) fn text_in(file: &File) -> io::Result<String> {
     const ROOM: usize = 2048;
+    let file = open_below(folder, path)?;
     let mut bytes = Vec::new();
     // (`read_to_end` asks first how long the file is, which such files do not know.)
     loop {
         bytes.reserve(ROOM);
-        if rustix::io::read(file, rustix::buffer::spare_capacity(&mut bytes))? == 0 {
+        if rustix::io::read(&file, rustix::buffer::spare_capacity(&mut bytes))? == 0 {
             return Ok(super::text_of(bytes));
         }
     }
@@ -501,40 +423,6 @@ mod tests {
         assert!(process.text("stat").is_err());
         assert!(!process.descends_from_here().unwrap());
         assert!(Process::open(0).is_err() && Process::open(-1).is_err());
-    }
-
-    #[test]
-    fn a_thread_is_its_own_processes_only() {
-        let own = Process::open(own_id()).unwrap();
-        let (number, thread) = std::sync::mpsc::channel();
-        let (end, ended) = std::sync::mpsc::channel::<()>();
-        let other = std::thread::spawn(move || {
-            // SAFETY: returns a number.
-            number.send(unsafe { libc::gettid() }).unwrap();
-            let _ = ended.recv();
-        });
-        let thread = thread.recv().unwrap();
-        let folder = own.folder_of_thread(thread).unwrap();
-        assert!(text_below(folder.as_fd(), "statm").is_ok());
-        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
-        let process = Process::open(child.id() as i32).unwrap();
-        for refused in [
-            process.folder_of_thread(thread),
-            own.folder_of_thread(process.pid()),
-        ] {
-            assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::ESRCH));
-        }
-        assert!(process.folder_of_thread(process.pid()).is_ok());
-        assert_eq!(own.thread_by_own_number(process.pid() as u64), None);
-        child.kill().unwrap();
-        child.wait().unwrap();
-        drop(end);
-        other.join().unwrap();
-        let since = std::time::Instant::now();
-        while text_below(folder.as_fd(), "statm").is_ok() {
-            assert!(since.elapsed().as_secs() < 30, "the thread is still there");
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
     }
 
     #[test]

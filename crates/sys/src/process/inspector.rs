@@ -1,11 +1,10 @@
 //! Looking into another process: how large it is, what its threads do, what a page holds.
 
-use super::handle::open_below;
 use super::{Credentials, Process, Sizes, ThreadSample, named_bytes, named_field, stat_field};
 use crate::{PAGE_SIZE, deadline};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -46,8 +45,8 @@ impl Inspector {
     /// If the process is gone.
     pub fn kept_from_children(&self) -> io::Result<Vec<(u64, u64)>> {
         // By the thread by which the other files were opened, so it shows the same address space.
-        let smaps = self.process.open_thread_file(self.thread, "smaps")?;
-        let smaps = super::mappings::whole(&smaps)?;
+        let path = format!("task/{}/smaps", self.thread);
+        let smaps = super::mappings::whole(&self.process.open_file(&path)?)?;
         Ok(super::mappings::kept_ranges(&smaps))
     }
 
@@ -57,7 +56,9 @@ impl Inspector {
     /// If it is gone.
     pub fn filters(&self) -> io::Result<u32> {
         let mut filters = crate::hello::Filters::default();
-        let status = self.process.thread_text(self.process.pid(), "status")?;
+        let status = self
+            .process
+            .text(&format!("task/{}/status", self.process.pid()))?;
         filters.look(status.as_bytes());
         Ok(filters.count)
     }
@@ -68,16 +69,7 @@ impl Inspector {
     /// # Errors
     /// If it is gone, may not be inspected, or descriptors are short.
     pub fn open(process: &Arc<Process>, thread: i32) -> io::Result<Inspector> {
-        let folder = process.folder_of_thread(thread)?;
-        Inspector::open_in(folder.as_fd(), process, thread)
-    }
-
-    fn open_in(
-        folder: BorrowedFd<'_>,
-        process: &Arc<Process>,
-        thread: i32,
-    ) -> io::Result<Inspector> {
-        let open = |name| open_below(folder, name);
+        let open = |name| process.open_file(&format!("task/{thread}/{name}"));
         Ok(Inspector {
             statm: open("statm")?,
             stat: OnceLock::new(),
@@ -96,9 +88,8 @@ impl Inspector {
     /// # Errors
     /// As [`Inspector::open`].
     pub fn open_with_flags(process: &Arc<Process>, thread: i32) -> io::Result<Inspector> {
-        let folder = process.folder_of_thread(thread)?;
-        let smaps = open_below(folder.as_fd(), "smaps")?;
-        let inspector = Inspector::open_in(folder.as_fd(), process, thread)?;
+        let smaps = process.open_file(&format!("task/{thread}/smaps"))?;
+        let inspector = Inspector::open(process, thread)?;
         *inspector
             .smaps
             .lock()
@@ -125,7 +116,7 @@ impl Inspector {
     }
 
     fn thread_text(&self, name: &str) -> io::Result<String> {
-        self.process.thread_text(self.thread, name)
+        self.process.text(&format!("task/{}/{name}", self.thread))
     }
 
     /// Faults of all threads that were served without a message or input: first touches of what is
@@ -254,9 +245,11 @@ impl Inspector {
     /// at, and some others.
     ///
     /// # Errors
-    /// If the process is gone, threads came and went meanwhile, or it has more than 512.
+    /// As [`Process::thread_samples`].
     pub fn other_threads(&self) -> io::Result<Vec<ThreadSample>> {
-        self.process.sample_threads(Some(self.thread))
+        let mut samples = self.process.thread_samples()?;
+        samples.retain(|sample| sample.id != self.thread);
+        Ok(samples)
     }
 
     /// The CPU that a thread of the process last ran on.

@@ -25,11 +25,11 @@ const MOST_THREADS: u64 = 512;
 const MOST_CHILDREN: usize = 128;
 
 impl Process {
-    /// All threads that live from before this call to its end, but for the one that is left out, and some of the others.
+    /// All threads that live from before this call to its end, and some of the others.
     ///
     /// # Errors
     /// If it is gone, threads came and went meanwhile, or it has more than 512.
-    pub(super) fn sample_threads(&self, left_out: Option<i32>) -> io::Result<Vec<ThreadSample>> {
+    pub fn thread_samples(&self) -> io::Result<Vec<ThreadSample>> {
         let before: u64 = stat_field(&self.text("stat")?, 20).ok_or(io::ErrorKind::InvalidData)?;
         if before > MOST_THREADS {
             return Err(io::ErrorKind::Unsupported.into());
@@ -40,9 +40,8 @@ impl Process {
         if (threads.len() as u64) < before {
             return Err(io::ErrorKind::Interrupted.into());
         }
-        let threads = threads.into_iter();
         Ok(threads
-            .filter(|thread| Some(*thread) != left_out)
+            .into_iter()
             .filter_map(|thread| self.thread_sample(thread))
             .collect())
     }
@@ -103,11 +102,11 @@ impl Process {
     /// The children of a thread; none if it has ended.
     fn children_of(&self, thread: i32) -> io::Result<Vec<i32>> {
         let mut buffer = [0u8; 4096];
-        let mut file = match self.open_thread_file(thread, "children") {
+        let mut file = match self.open_file(&format!("task/{thread}/children")) {
             Ok(file) => file,
-            Err(_) if !self.has_thread(thread)? => return Ok(Vec::new()),
-            // Some kernels do not have it, and descriptors may be short.
-            Err(error) => return Err(error),
+            // Some kernels do not have it.
+            Err(error) if self.has(&format!("task/{thread}")) => return Err(error),
+            Err(_) => return Ok(Vec::new()),
         };
         let length = file.read(&mut buffer)?;
         if length == buffer.len() {
@@ -151,7 +150,7 @@ mod tests {
         // SAFETY: as above.
         let own = unsafe { libc::gettid() };
         let find = |id| {
-            let samples = process.sample_threads(None).ok()?;
+            let samples = process.thread_samples().ok()?;
             samples.into_iter().find(|sample| sample.id == id)
         };
         // Threads of other tests come and go.
@@ -162,7 +161,7 @@ mod tests {
         drop(stop);
         waiting.join().unwrap();
         assert!(looks().any(|()| {
-            let samples = process.sample_threads(None);
+            let samples = process.thread_samples();
             samples.is_ok_and(|samples| samples.iter().all(|sample| sample.id != waiting_id))
         }));
     }

@@ -152,7 +152,7 @@ pub(super) struct Sleep {
 impl Sleep {
     /// Asked before the thread is stopped.
     pub(super) fn look(process: &Process, thread: i32) -> Sleep {
-        let text = process.thread_text(thread, "syscall");
+        let text = process.text(&format!("task/{thread}/syscall"));
         let words = text.ok().and_then(|text| parse(&text));
         Sleep {
             words: words.filter(is_relative_sleep),

@@ -230,7 +230,7 @@ impl Linux {
             "a thread says first that it is there"
         );
         thread.tid = words[1] as u32;
-        thread.channel = Some(process.open_thread_file(thread.tid.cast_signed(), "wchan")?);
+        thread.channel = Some(process.open_file(&format!("task/{}/wchan", thread.tid))?);
         Ok(words[2])
     }
 

@@ -155,13 +155,16 @@ impl SharedBounds {
 
     /// Ends a look. What it found says nothing if the program has forked, moved pages or changed its mappings since.
     pub(crate) fn end_look(&self, look: &Look, found: &SharedFrames) {
+        let everywhere = look.everywhere.unwrap_or_else(Instant::now);
+        let mut shared = Some((found.places.as_slice().into(), everywhere));
         let mut bounds = lock(&self.0);
         if bounds.changes == look.changes {
             bounds.pages = found.pages;
             bounds.unprotected = found.unprotected;
-            let everywhere = look.everywhere.unwrap_or_else(Instant::now);
-            bounds.shared = Some((found.places.as_slice().into(), everywhere));
+            // The list before is freed without the lock, for which the governor waits.
+            std::mem::swap(&mut bounds.shared, &mut shared);
         }
+        drop(bounds);
     }
 }
 

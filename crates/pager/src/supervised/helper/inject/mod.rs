@@ -286,7 +286,7 @@ impl Library {
         // The library alone may be left of an earlier memfold.
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         let is_helper = |thread: &i32| {
-            let name = process.thread_text(*thread, "comm");
+            let name = process.text(&format!("task/{thread}/comm"));
             name.is_ok_and(|name| name == "memfold\n")
         };
         if has_mapping(process, |line| line.name.contains(&*name))?
@@ -430,7 +430,7 @@ fn stop(process: &Arc<Process>, thread: i32, patience: Duration) -> Result<Trace
             Some(libc::ESRCH) => AttachError::Gone,
             _ => error.into(),
         })?;
-    let status = process.thread_text(thread, "status");
+    let status = process.text(&format!("task/{thread}/status"));
     let status = status.map_err(|_| AttachError::Gone)?;
     let mut filters = Filters::default();
     filters.look(status.as_bytes());
