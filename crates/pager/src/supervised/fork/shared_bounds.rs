@@ -6,9 +6,9 @@
 //! estimate until it forks again: no more pages can leave than are shared, and no more copies can be made unseen than
 //! are not write-protected.
 //!
-//! Nor do pages become shared but by a fork, so until the next one, looks go where the one before found any; after the program moved
-//! pages or its mappings were found to have changed, everywhere. What a look misses shows at the next one everywhere: pages
-//! that the kernel merges (KSM), or was just moving or had in its own swap.
+//! Pages become shared only by a fork. So until the next one, looks go where the one before found any; after the program
+//! moved pages or its mappings were found to have changed, everywhere. What a look misses shows at the next one everywhere:
+//! pages that the kernel merges (KSM), or was just moving or had in its own swap.
 
 use crate::sync::{Mutex, lock};
 use crate::time::Instant;

@@ -22,7 +22,6 @@ use crate::time::Instant;
 use memfold_sys::process::{Inspector, SharedFrames};
 use memfold_sys::{PAGE_SIZE, thread};
 use std::collections::HashMap;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -302,19 +301,16 @@ fn look_at(space: &AddressSpace, frames: &mut Vec<u64>) -> Look {
         look = bounds.begin_look();
     }
     let before = frames.len();
-    let places = look.places.as_deref().ok_or(io::ErrorKind::NotFound);
-    let found = places
-        .map_err(io::Error::from)
-        .and_then(|places| inspector.shared_frames(places, frames));
-    match found {
+    let places = look.places.as_deref();
+    match places.map(|places| inspector.shared_frames(places, frames)) {
         _ if pages_of(&inspector).is_none() => {
             frames.truncate(before);
             Look::Absent
         }
-        Ok(found) => {
+        Some(Ok(found)) => {
             bounds.end_look(&look, &found);
             Look::Found(found)
         }
-        Err(_) => Look::Unknown,
+        Some(Err(_)) | None => Look::Unknown,
     }
 }
