@@ -217,6 +217,18 @@ impl EngineState {
         worker: &mut Worker,
     ) -> usize {
         let room = self.make_room(u64::from(advice.count), cause, worker);
+        self.swap_in_with(room, area, advice, cause, worker)
+    }
+
+    /// The same with room for so many pages, which was reserved; what is not needed of it is given back.
+    pub(super) fn swap_in_with(
+        &self,
+        room: u64,
+        area: &Area,
+        advice: Advice,
+        cause: Cause,
+        worker: &mut Worker,
+    ) -> usize {
         self.claim(area, advice, room as usize, cause, worker);
         let claimed = worker.claims.len() as u64;
         self.account.release(room - claimed);

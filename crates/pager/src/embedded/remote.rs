@@ -4,10 +4,12 @@
 //! pages: a slow store slows them down, and the limit holds. A store that takes none, or less than what is asked for
 //! in seconds, is not waited for.
 
+use super::area::Area;
 use super::engine_state::EngineState;
 use super::fault::Cause;
 use super::remote_queue::THREADS;
 use super::stats::count;
+use super::streams::Advice;
 use super::worker;
 use crate::sync::lock;
 use memfold_swap::{Scratch, Slot};
@@ -70,15 +72,7 @@ impl EngineState {
                 queue.event.wait(Duration::from_secs(1));
                 continue;
             };
-            {
-                let mut worker = worker::take();
-                if let Some(_mapped) = area.mapped() {
-                    let brought = self.swap_in(&area, span, Cause::Remote, &mut worker);
-                    let faults = u64::from(brought > 0);
-                    count(&self.counters.faults_swap_in, faults);
-                    count(&self.counters.remote_faults, faults);
-                }
-            }
+            self.bring_in_remote(&area, span);
             lock(&queue.waiting).pop_front();
             if let Some(uffd) = &self.uffd {
                 // Whatever became of the page, who waits for it looks again.
@@ -88,6 +82,22 @@ impl EngineState {
         }
         // The areas hold the engine.
         lock(&queue.waiting).clear();
+    }
+
+    /// Brings in the pages of a span that are on other machines.
+    fn bring_in_remote(&self, area: &Area, span: Advice) {
+        let mut worker = worker::take();
+        // Before the gate is entered: for room, pages of any area move out, this one included. A thread that enters its
+        // gate twice waits for itself where another began to wait in between, to unmap the area.
+        let room = self.make_room(u64::from(span.count), Cause::Remote, &mut worker);
+        let Some(_mapped) = area.mapped() else {
+            self.account.release(room);
+            return;
+        };
+        let brought = self.swap_in_with(room, area, span, Cause::Remote, &mut worker);
+        let faults = u64::from(brought > 0);
+        count(&self.counters.faults_swap_in, faults);
+        count(&self.counters.remote_faults, faults);
     }
 
     /// Sends what does not fit into half of the limit, oldest first, until the engine stops.
@@ -145,5 +155,97 @@ impl EngineState {
         while waits() && began.elapsed() < LONGEST_WAIT {
             nap(NAP);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Config, Engine, Error, Mode, Remote};
+    use super::*;
+    use crate::Limit;
+    use memfold_swap::{
+        Algorithm, Batch, BatchId, Page, Place, RemoteBackend, RemoteConfig, RemoteError,
+        RemoteTier, Removal, TierKey,
+    };
+    use memfold_testing::{Random, skip};
+    use std::sync::{Arc, Mutex};
+
+    /// A store that takes pages once the test lets it.
+    #[derive(Clone, Default)]
+    struct Held(Arc<Mutex<()>>);
+
+    impl RemoteBackend for Held {
+        fn put(&self, batches: &[Batch]) -> Vec<Result<(), RemoteError>> {
+            drop(lock(&self.0));
+            batches.iter().map(|_| Ok(())).collect()
+        }
+
+        fn get(&self, places: &[Place]) -> Vec<Result<Option<Vec<u8>>, RemoteError>> {
+            places.iter().map(|_| Ok(None)).collect()
+        }
+
+        fn remove(&self, removals: &[Removal]) -> Vec<Result<(), RemoteError>> {
+            removals.iter().map(|_| Ok(())).collect()
+        }
+
+        fn renew(&self, batches: &[BatchId]) -> Vec<Result<bool, RemoteError>> {
+            batches.iter().map(|_| Ok(true)).collect()
+        }
+
+        fn now(&self) -> Duration {
+            Duration::ZERO
+        }
+
+        fn sleep(&self, duration: Duration) {
+            std::thread::sleep(duration);
+        }
+    }
+
+    #[test]
+    fn an_area_can_be_unmapped_while_room_is_made_for_its_pages() {
+        let store = Held::default();
+        let takes_none = lock(&store.0);
+        let key = TierKey::new([3; 32]);
+        let tier = RemoteTier::new(Box::new(store.clone()), &key, RemoteConfig::default());
+        let engine = Engine::new(&Config {
+            limit: Limit {
+                total_bytes: Some(24 << 20),
+                resident_bytes: None,
+            },
+            algorithm: Algorithm::Lz4,
+            checksum: true,
+            mode: Some(Mode::Signal),
+            readahead: false,
+            remote: Some(Remote {
+                tier: Arc::new(tier),
+                owner: Arc::new(()),
+            }),
+        });
+        let engine = match engine {
+            Err(error @ Error::ModeUnavailable { .. }) => return skip(&error.to_string()),
+            engine => engine.unwrap(),
+        };
+        let state = engine.state();
+        let area = state.map(1 << 20).unwrap();
+        // The pool takes more than its share, and nothing more may be resident.
+        let mut random = Random::new(7);
+        let mut scratch = Scratch::new();
+        while state.space.pool_bytes() <= state.share().most {
+            let mut page: Page = [0; PAGE_SIZE];
+            page.fill_with(|| random.next_word() as u8);
+            state.space.store(&page, &mut scratch).unwrap();
+        }
+        state.account.reserve_beyond(24 << 20);
+        std::thread::scope(|scope| {
+            let span = Advice::run(area.address(0), 1);
+            let of_thread = &area;
+            scope.spawn(move || state.bring_in_remote(of_thread, span));
+            std::thread::sleep(Duration::from_millis(300));
+            let began = Instant::now();
+            state.unmap(&area);
+            let waited = began.elapsed();
+            drop(takes_none);
+            assert!(waited < LONGEST_WAIT / 2, "{waited:?}");
+        });
     }
 }
