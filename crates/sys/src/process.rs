@@ -2,6 +2,7 @@
 
 mod handle;
 mod inspector;
+mod lines;
 mod mappings;
 mod maps_line;
 mod pagemap;

@@ -4,9 +4,13 @@ use super::executable::Head;
 use memfold_sys::{is_shortage, process};
 use std::fmt;
 use std::fs::{self, File};
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+/// The most that is read of a file of `/proc` whose length the program chooses.
+const MOST_READ: u64 = 32 << 20;
 
 /// Why a process did not connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,8 +106,12 @@ pub fn reason(pid: i32, preload: &Path, is_short: bool) -> Reason {
         return Reason::Privileged;
     }
     let preload = preload.as_os_str().as_bytes();
-    let has =
-        |file: &str| fs::read(format!("/proc/{pid}/{file}")).map(|bytes| contains(&bytes, preload));
+    let has = |file: &str| -> io::Result<bool> {
+        let mut bytes = Vec::new();
+        let file = File::open(format!("/proc/{pid}/{file}"))?;
+        file.take(MOST_READ).read_to_end(&mut bytes)?;
+        Ok(contains(&bytes, preload))
+    };
     match (has("maps"), has("environ")) {
         (Ok(true), _) if is_short => Reason::Descriptors,
         (Err(error), _) | (_, Err(error)) if is_shortage(&error) => Reason::Descriptors,

@@ -1,11 +1,12 @@
 //! What another process maps.
 
-use super::{Inspector, MapsLine, text_of};
+use super::lines::{MOST_OF_MAPS, MOST_OF_SMAPS, each_line};
+use super::{Inspector, MapsLine};
 use crate::raw::{nr, syscall};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
 use std::sync::{LazyLock, PoisonError};
 
 /// One mapping of a process, from `/proc/PID/maps`.
@@ -56,34 +57,6 @@ pub struct InheritedRange {
     pub movable: bool,
 }
 
-/// The whole content of a file of `/proc`, from its beginning. Such files make up each part when it is read,
-/// so others may read the same one meanwhile.
-pub(super) fn whole(file: &File) -> io::Result<String> {
-    const PART: usize = 1 << 15;
-    let mut bytes = Vec::new();
-    loop {
-        bytes.reserve(PART);
-        let at = bytes.len() as u64;
-        if rustix::io::pread(file, rustix::buffer::spare_capacity(&mut bytes), at)? == 0 {
-            return Ok(text_of(bytes));
-        }
-    }
-}
-
-/// Reads a file from its beginning, wherever others are in it.
-struct FromStart<'a> {
-    file: &'a File,
-    at: u64,
-}
-
-impl Read for FromStart<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read_at(buffer, self.at)?;
-        self.at += read as u64;
-        Ok(read)
-    }
-}
-
 pub(crate) fn parse_line(line: &str) -> Option<VirtualMemoryArea> {
     let MapsLine {
         range,
@@ -132,61 +105,80 @@ fn has_flag(flags: &str, flag: &str) -> bool {
     flags.split_ascii_whitespace().any(|other| other == flag)
 }
 
-/// The ranges that a `smaps` shows as registered with a userfaultfd, or to have been.
-pub(crate) fn inherited_ranges(smaps: &str, by: InheritedBy) -> Vec<InheritedRange> {
-    let flag = match by {
-        InheritedBy::Registration => "um",
-        InheritedBy::Mark => "rr",
+/// A mapping that was registered with a userfaultfd, or had been, by its flags in `smaps`.
+pub(crate) fn inherited_range(
+    area: &VirtualMemoryArea,
+    flags: &str,
+    by: InheritedBy,
+) -> Option<InheritedRange> {
+    let is_inherited = match by {
+        InheritedBy::Registration => has_flag(flags, "um"),
+        InheritedBy::Mark => has_flag(flags, "rr") && area.is_anonymous(),
     };
+    is_inherited.then(|| InheritedRange {
+        start: area.start,
+        end: area.end,
+        wiped: has_flag(flags, "wf"),
+        movable: area.is_movable(),
+    })
+}
+
+/// All of those in the text of a `smaps`.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn inherited_ranges(smaps: &str, by: InheritedBy) -> Vec<InheritedRange> {
     let mut flagged = Flagged::default();
     let areas = smaps.lines().filter_map(|line| flagged.look(line));
     areas
-        .filter(|(area, flags)| {
-            has_flag(flags, flag) && (by == InheritedBy::Registration || area.is_anonymous())
-        })
-        .map(|(area, flags)| InheritedRange {
-            start: area.start,
-            end: area.end,
-            wiped: has_flag(flags, "wf"),
-            movable: area.is_movable(),
-        })
+        .filter_map(|(area, flags)| inherited_range(&area, flags, by))
         .collect()
 }
 
+/// What `pick` makes of mappings and their flags.
+fn pick_flagged<T>(
+    smaps: &File,
+    mut pick: impl FnMut(&VirtualMemoryArea, &str) -> Option<T>,
+) -> io::Result<Vec<T>> {
+    let (mut flagged, mut picked) = (Flagged::default(), Vec::new());
+    each_line(smaps, MOST_OF_SMAPS, |line| {
+        if let Some((area, flags)) = flagged.look(line) {
+            picked.extend(pick(&area, flags));
+        }
+        ControlFlow::<()>::Continue(())
+    })?;
+    Ok(picked)
+}
+
 /// The ranges that a `smaps` shows as kept from forked children, as `(start, end)`.
-pub(super) fn kept_ranges(smaps: &str) -> Vec<(u64, u64)> {
-    let mut flagged = Flagged::default();
-    let areas = smaps.lines().filter_map(|line| flagged.look(line));
-    areas
-        .filter(|(_, flags)| has_flag(flags, "dc"))
-        .map(|(area, _)| (area.start, area.end))
-        .collect()
+pub(super) fn kept_ranges(smaps: &File) -> io::Result<Vec<(u64, u64)>> {
+    pick_flagged(smaps, |area, flags| {
+        has_flag(flags, "dc").then_some((area.start, area.end))
+    })
 }
 
 /// Whether a `smaps` shows sealed anonymous memory in all of the ranges `(start, end)`. It is read no
 /// further than they reach, as the kernel walks the page tables for each mapping.
-fn shows_sealed(smaps: impl BufRead, ranges: &[(u64, u64)]) -> io::Result<bool> {
+fn shows_sealed(smaps: &File, ranges: &[(u64, u64)]) -> io::Result<bool> {
     let mut left: Vec<(u64, u64)> = ranges.to_vec();
     let mut flagged = Flagged::default();
-    for line in smaps.split(b'\n') {
-        if left.is_empty() {
-            break;
-        }
-        let line = text_of(line?);
-        let Some((area, flags)) = flagged.look(&line) else {
-            continue;
-        };
-        if !(area.is_movable() && has_flag(flags, "sl")) {
-            continue;
-        }
-        for (start, _) in &mut left {
-            if (area.start..area.end).contains(start) {
-                *start = area.end;
+    let found = each_line(smaps, MOST_OF_SMAPS, |line| {
+        if let Some((area, flags)) = flagged.look(line)
+            && area.is_movable()
+            && has_flag(flags, "sl")
+        {
+            for (start, _) in &mut left {
+                if (area.start..area.end).contains(start) {
+                    *start = area.end;
+                }
             }
+            left.retain(|(start, end)| start < end);
         }
-        left.retain(|(start, end)| start < end);
-    }
-    Ok(left.is_empty())
+        if left.is_empty() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    })?;
+    Ok(ranges.is_empty() || found.is_some())
 }
 
 /// Whether this kernel finds one mapping (`PROCMAP_QUERY`, Linux 6.11). Without it, all are listed.
@@ -236,9 +228,17 @@ impl VirtualMemoryArea {
 
 impl Inspector {
     /// All mappings, in address order.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::FileTooLarge`] if the program has so many, or with so long names, that `maps` has more than 32
+    /// MiB, and if the process is gone.
     pub fn areas(&self) -> io::Result<Vec<VirtualMemoryArea>> {
-        let text = whole(&self.maps)?;
-        Ok(text.lines().filter_map(parse_line).collect())
+        let mut areas = Vec::new();
+        each_line(&self.maps, MOST_OF_MAPS, |line| {
+            areas.extend(parse_line(line));
+            ControlFlow::<()>::Continue(())
+        })?;
+        Ok(areas)
     }
 
     /// The mapping that holds an address, as `(start, end)`; `None` if there is none. Its kind
@@ -282,11 +282,11 @@ impl Inspector {
     /// flags of mappings.
     ///
     /// # Errors
-    /// If it was not, and if the address space is gone.
+    /// If it was not, if they take more than 256 MiB, and if the address space is gone.
     pub fn inherited_ranges(&self, by: InheritedBy) -> io::Result<Vec<InheritedRange>> {
         let smaps = self.smaps.lock().unwrap_or_else(PoisonError::into_inner);
         let file = smaps.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        Ok(inherited_ranges(&whole(file)?, by))
+        pick_flagged(file, |area, flags| inherited_range(area, flags, by))
     }
 
     /// Whether the ranges `(start, end)` are sealed anonymous memory: then they stay so as long as the
@@ -298,7 +298,7 @@ impl Inspector {
     pub fn has_sealed(&self, ranges: &[(u64, u64)]) -> io::Result<bool> {
         let smaps = self.smaps.lock().unwrap_or_else(PoisonError::into_inner);
         let file = smaps.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        shows_sealed(BufReader::new(FromStart { file, at: 0 }), ranges)
+        shows_sealed(file, ranges)
     }
 
     /// Closes the flags of mappings, which are of no more use.
@@ -336,6 +336,7 @@ impl MappingQuery {
 mod tests {
     use super::*;
     use crate::abi::{read_write, same_layout};
+    use crate::process::lines;
     use crate::process::own_id;
     use linux_raw_sys::general::procmap_query;
 
@@ -392,7 +393,7 @@ mod tests {
         let second = "3000-5000 rw-p 00000000 00:00 0";
         let file = "3000-5000 rw-p 00000000 00:27 0 /mnt/file";
         let shows = |mappings: &[(&str, &str)], ranges: &[(u64, u64)]| {
-            shows_sealed(smaps(mappings).as_bytes(), ranges).unwrap()
+            shows_sealed(&lines::file(smaps(mappings).as_bytes()), ranges).unwrap()
         };
         let (sealed, open) = ("rd wr um sl", "rd wr um");
         let both = [(first, sealed), (second, sealed)];

@@ -1,8 +1,9 @@
 //! The lines of `/proc/PID/maps`.
 
 use super::Process;
-use std::io::{self, BufRead, BufReader};
-use std::ops::Range;
+use super::lines::{MOST_OF_MAPS, each_line};
+use std::io;
+use std::ops::{ControlFlow, Range};
 
 /// A mapping, as a line of `/proc/PID/maps` has it. The program chooses what it maps and the names of its files; the kernel
 /// writes each mapping into a line of its own, with line breaks in names as `\012`.
@@ -22,17 +23,22 @@ pub struct MapsLine<'a> {
 }
 
 impl Process {
-    /// The first mapping of which `look` makes something. However many there are, one line at a time is kept.
+    /// The first mapping of which `look` makes something. However many there are, few lines at a time are kept.
     ///
     /// # Errors
-    /// If `maps` may not be read, or the process is gone.
+    /// If `maps` may not be read, has more than 32 MiB, or the process is gone.
     pub fn find_mapping<T>(
         &self,
         mut look: impl FnMut(MapsLine<'_>) -> Option<T>,
     ) -> io::Result<Option<T>> {
-        let maps = BufReader::new(self.open_file("maps")?);
-        let mut lines = maps.split(b'\n').map_while(Result::ok);
-        Ok(lines.find_map(|line| look(MapsLine::parse(&String::from_utf8_lossy(&line))?)))
+        each_line(
+            &self.open_file("maps")?,
+            MOST_OF_MAPS,
+            |line| match MapsLine::parse(line).and_then(&mut look) {
+                Some(found) => ControlFlow::Break(found),
+                None => ControlFlow::Continue(()),
+            },
+        )
     }
 }
 

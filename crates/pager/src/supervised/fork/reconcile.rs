@@ -15,6 +15,7 @@ use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::supervised::util::fd_pressure::patiently;
 use crate::sync::lock;
 use memfold_sys::process::{InheritedBy, InheritedRange};
+use std::io::ErrorKind;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -247,8 +248,11 @@ impl AddressSpace {
 
     /// Whether pages are paged out where the child of a prepared fork has memory without a mark.
     fn has_lost_marks(&self, gate: &Exclusive<'_>, marked: &RangeSet) -> bool {
-        let Some(Ok(areas)) = self.inspector().map(|inspector| inspector.vmas()) else {
-            return false;
+        let areas = match self.inspector().map(|inspector| inspector.vmas()) {
+            Some(Ok(areas)) => areas,
+            Some(Err(error)) if error.kind() == ErrorKind::FileTooLarge => return true,
+            // It is gone.
+            Some(Err(_)) | None => return false,
         };
         let areas = areas.iter().filter(|area| area.is_anonymous());
         let areas = areas.map(|area| PageRange::of_addresses(area.start, area.end));

@@ -22,6 +22,7 @@ use messages::MessageService;
 use release::Releasing;
 use request::Outcome;
 use rest::Rest;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -402,11 +403,22 @@ impl Governor {
             space.sampling.mapped.load(Ordering::Relaxed),
             Ordering::Relaxed,
         );
-        let Ok(mut scan) = VmaScan::of(space, attached) else {
-            // The program may never grow again, and would never be scanned.
-            space.sampling.rescan.store(true, Ordering::Relaxed);
-            self.steady.note_change();
-            return;
+        let mut scan = match VmaScan::of(space, attached) {
+            Ok(scan) => scan,
+            Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+                space.sampling.is_unreadable.store(true, Ordering::Relaxed);
+                log::warn!(
+                    "a program has more mappings, or longer names of mapped files, than memfold reads: what it maps from \
+                     now on is not under the limit"
+                );
+                return;
+            }
+            Err(_) => {
+                // The program may never grow again, and would never be scanned.
+                space.sampling.rescan.store(true, Ordering::Relaxed);
+                self.steady.note_change();
+                return;
+            }
         };
         space.set_thread_ends(&scan.thread_ends);
         if scan.unmanaged.is_empty() {
@@ -539,6 +551,7 @@ fn needs_scan(space: &AddressSpace, programs: usize, suddenly_large: Option<u64>
     !space.is_dead()
         && !space.is_detached()
         && !space.prepared.released.load(Ordering::Relaxed)
+        && !space.sampling.is_unreadable.load(Ordering::Relaxed)
         && (!is_small_program || may_grow)
         && (space.sampling.grown_by_itself.load(Ordering::Relaxed) >= GROWTH_TO_SCAN_PAGES
             || remapped >= REMAPPED_TO_SCAN_PAGES && !is_small_change

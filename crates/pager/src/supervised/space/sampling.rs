@@ -17,6 +17,8 @@ pub(crate) struct Sampling {
     pub scanned: AtomicU64,
     /// The mappings are to be scanned, for example after a fault outside the managed ranges.
     pub rescan: AtomicBool,
+    /// There are more mappings, or longer names, than are read: they are scanned no more.
+    pub is_unreadable: AtomicBool,
     /// Growth of the resident pages since the last scan that the kernel served itself, so that the
     /// pages may lie in unmanaged mappings.
     pub grown_by_itself: AtomicI64,
