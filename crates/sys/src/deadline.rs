@@ -1,18 +1,48 @@
 //! Work that another process can hold up for as long as it likes: a read of its memory or of its
 //! executable waits for the FUSE server that it chose.
 
-use crate::process::{proc_text, stat_field};
+use crate::process::{own_user, proc_text, stat_field};
 use crate::thread::{self, Standing};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-/// Threads that may be waiting past their deadline at the same time; each keeps its stack. With more,
-/// nothing of the kind is started any more.
-const OVERDUE_MAX: u32 = 32;
+/// Threads that may be waiting past their deadline at the same time; each keeps its stack. With more, nothing of the kind is
+/// started any more: for processes of this process's own user so many, and for all others as many together.
+const MOST_OVERDUE: u32 = 32;
+/// The same for each other user: none of them can keep the others' processes from being looked at.
+const MOST_OF_OTHER: u32 = 4;
 
-/// Threads that are waiting past their deadline.
-static OVERDUE: AtomicU32 = AtomicU32::new(0);
+/// Threads that are waiting past their deadline, by the users whose processes hold them up. Its lock is held for a look.
+static OVERDUE: Mutex<Vec<(u32, u32)>> = Mutex::new(Vec::new());
+
+/// Counts one more, or one less.
+fn note_overdue(user: u32, is_more: bool) {
+    let mut overdue = OVERDUE.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = overdue.iter_mut().find(|(other, _)| *other == user);
+    match (known, is_more) {
+        (Some((_, count)), true) => *count += 1,
+        (Some((_, count)), false) => *count -= 1,
+        (None, true) => overdue.push((user, 1)),
+        (None, false) => {}
+    }
+    overdue.retain(|(_, count)| *count > 0);
+}
+
+/// Whether another thread may be held up by a process of that user.
+fn may_begin(user: u32) -> bool {
+    let own = own_user();
+    let overdue = OVERDUE.lock().unwrap_or_else(PoisonError::into_inner);
+    let sum = |counts: &dyn Fn(u32) -> bool| -> u32 {
+        let counted = overdue.iter().filter(|(user, _)| counts(*user));
+        counted.map(|(_, count)| count).sum()
+    };
+    if user == own {
+        sum(&|other| other == own) < MOST_OVERDUE
+    } else {
+        sum(&|other| other == user) < MOST_OF_OTHER && sum(&|other| other != own) < MOST_OVERDUE
+    }
+}
 
 /// A deadline is waited for in so many parts: a pause of this whole process or machine uses up one of them, and what
 /// is to be waited for, which was paused as well, has the others.
@@ -50,14 +80,15 @@ fn is_runnable(thread: u32) -> bool {
     thread == 0 || stat().is_ok_and(|stat| stat_field(&stat, 3) == Some('R'))
 }
 
-/// Runs `work` in another thread and returns its result; `None` if the result is not there within
-/// `patience` (pauses of this process do not count, nor does, up to a bound, that the thread lacks a CPU), or no thread
-/// can be had. The thread is left behind then and ends when its wait does.
+/// Runs `work`, which a process of `user` can hold up, in another thread and returns its result; `None` if the result is not there within
+/// `patience` (pauses of this process do not count, nor does, up to a bound, that the thread lacks a CPU), no thread
+/// can be had, or that user's processes hold up several others. The thread is left behind then and ends when its wait does.
 pub fn within<T: Send + 'static>(
+    user: u32,
     patience: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
-    if OVERDUE.load(Ordering::Relaxed) >= OVERDUE_MAX {
+    if !may_begin(user) {
         return None;
     }
     let (sender, receiver) = mpsc::sync_channel(1);
@@ -73,7 +104,7 @@ pub fn within<T: Send + 'static>(
         // Fails only past the deadline.
         let _ = sender.send(work());
         if of_thread.fetch_add(1, Ordering::AcqRel) == 1 {
-            OVERDUE.fetch_sub(1, Ordering::Relaxed);
+            note_overdue(user, false);
         }
     };
     worker.send(Box::new(job)).ok()?;
@@ -82,9 +113,9 @@ pub fn within<T: Send + 'static>(
     let mut results = parts.map(|_| receiver.recv_timeout(patience / PARTS).ok());
     let result = results.find_map(|result| result);
     if result.is_none() {
-        OVERDUE.fetch_add(1, Ordering::Relaxed);
+        note_overdue(user, true);
         if sides.fetch_add(1, Ordering::AcqRel) == 1 {
-            OVERDUE.fetch_sub(1, Ordering::Relaxed);
+            note_overdue(user, false);
         }
     } else {
         let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -108,7 +139,7 @@ mod tests {
             std::io::stderr().write_all(b"!").unwrap();
             std::io::stdin().read_exact(&mut [0])
         };
-        let done = within(Duration::from_millis(400), work);
+        let done = within(own_user(), Duration::from_millis(400), work);
         done.expect("it is done").expect("a byte");
     }
 
@@ -155,31 +186,43 @@ mod tests {
                 std::hint::spin_loop();
             }
         };
-        assert_eq!(within(patience, compute), Some(()));
+        assert_eq!(within(own_user(), patience, compute), Some(()));
         let wait = || std::thread::sleep(Duration::from_secs(10));
-        assert_eq!(within(patience, wait), None, "it does not compute");
+        let waited = within(own_user(), patience, wait);
+        assert_eq!(waited, None, "it does not compute");
     }
 
     #[test]
     fn overdue_threads_are_bounded_and_end() {
         let forever = Duration::from_secs(60);
-        assert_eq!(within(forever, || 7), Some(7));
+        let (own, user) = (own_user(), own_user() + 1000);
+        let seven = |user| within(user, forever, || 7);
+        assert_eq!(seven(own), Some(7));
         let (gate, waiters) = mpsc::channel::<()>();
         let waiters = Arc::new(std::sync::Mutex::new(waiters));
-        let wait = || {
+        let wait = |user| {
             let waiters = waiters.clone();
-            within(Duration::ZERO, move || {
+            let waited = within(user, Duration::ZERO, move || {
                 // Answers when the other end is gone.
                 let _ = waiters.lock().unwrap().recv();
-            })
+            });
+            assert_eq!(waited, None);
         };
-        for _ in 0..OVERDUE_MAX {
-            assert_eq!(wait(), None);
+        (0..MOST_OF_OTHER).for_each(|_| wait(user));
+        assert_eq!(seven(user), None, "too many of that user's are overdue");
+        assert_eq!(seven(user + 1), Some(7));
+        for others in 1..MOST_OVERDUE / MOST_OF_OTHER {
+            (0..MOST_OF_OTHER).for_each(|_| wait(user + others));
         }
-        assert_eq!(within(forever, || 7), None, "too many are overdue");
+        assert_eq!(seven(user + 1000), None, "too many of others are");
+        assert_eq!(seven(own), Some(7));
+        // One of another test may be overdue, too.
+        (1..MOST_OVERDUE).for_each(|_| wait(own));
+        wait(own);
+        assert_eq!(seven(own), None);
         drop(gate);
         let began = std::time::Instant::now();
-        while within(forever, || 7) != Some(7) {
+        while [own, user, user + 1000].map(seven) != [Some(7); 3] {
             assert!(began.elapsed() < forever);
             std::thread::yield_now();
         }

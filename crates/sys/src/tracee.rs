@@ -51,9 +51,13 @@ const ALL_BUT_TRAPS: u64 = !(1 << (libc::SIGTRAP - 1));
 /// How long reading or writing the program's memory may take: it may have mapped a file of its own FUSE server there.
 const MEMORY_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long a thread is waited for that is to be put back, and cannot be, as its process is frozen or waits for a file
-/// server. Less would have the kernel kill it.
+/// How long a thread is waited for that is to be put back, and cannot be, as its process is frozen. Less would have the
+/// kernel kill it.
 const PUTTING_BACK: Duration = Duration::from_secs(300);
+/// The same where it waits for something else: after that its process is killed. What it was sent to do waits for nothing
+/// but page faults; it was sent elsewhere by the program then (as the parent of a `vfork`, or to a file server that
+/// does not answer), and other programs wait for the thread that traces it.
+const WAITING: Duration = Duration::from_secs(5);
 
 const MASK_BYTES: usize = 8;
 
@@ -72,7 +76,7 @@ enum Stop {
 #[derive(Debug)]
 pub struct Tracee {
     process: Arc<Process>,
-    memory: Arc<File>,
+    memory: Memory,
     thread: i32,
     registers: Registers,
     vectors: Vectors,
@@ -122,7 +126,10 @@ impl Tracee {
 
     /// Takes note of what is put back.
     fn keep(process: &Arc<Process>, thread: i32, sleep: &Sleep) -> io::Result<Tracee> {
-        let memory = Arc::new(process.open_memory()?);
+        let memory = Memory {
+            file: Arc::new(process.open_memory()?),
+            user: process.user()?,
+        };
         // The thread is stopped, so it has not been ended by an `exec` before, and the file is of its memory.
         let mut registers = Registers::read(thread)?;
         sleep.resume(&mut registers);
@@ -236,7 +243,7 @@ impl Tracee {
     /// # Errors
     /// If not all of it can be read.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> io::Result<()> {
-        bytes.copy_from_slice(&read(&self.memory, address, bytes.len())?);
+        bytes.copy_from_slice(&self.memory.read(address, bytes.len())?);
         Ok(())
     }
 
@@ -245,21 +252,36 @@ impl Tracee {
     /// # Errors
     /// If not all of it can be written.
     pub fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
-        let (memory, bytes) = (self.memory.clone(), bytes.to_vec());
-        let written = deadline::within(MEMORY_PATIENCE, move || {
-            memory.write_all_at(&bytes, address)
-        });
-        written.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
+        let bytes = bytes.to_vec();
+        self.memory
+            .within(move |file| file.write_all_at(&bytes, address))
     }
 }
 
-fn read(memory: &Arc<File>, address: u64, length: usize) -> io::Result<Vec<u8>> {
-    let memory = memory.clone();
-    let read = deadline::within(MEMORY_PATIENCE, move || {
-        let mut bytes = vec![0; length];
-        memory.read_exact_at(&mut bytes, address).map(|()| bytes)
-    });
-    read.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
+/// The program's memory. It may have mapped files there whose server does not answer.
+#[derive(Debug)]
+struct Memory {
+    file: Arc<File>,
+    /// The program's.
+    user: u32,
+}
+
+impl Memory {
+    fn read(&self, address: u64, length: usize) -> io::Result<Vec<u8>> {
+        self.within(move |file| {
+            let mut bytes = vec![0; length];
+            file.read_exact_at(&mut bytes, address).map(|()| bytes)
+        })
+    }
+
+    fn within<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&File) -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        let file = self.file.clone();
+        let done = deadline::within(self.user, MEMORY_PATIENCE, move || work(&file));
+        done.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
+    }
 }
 
 impl Drop for Tracee {
@@ -271,6 +293,10 @@ impl Drop for Tracee {
         {
             // It runs, or waits in the kernel.
             let _ = self.interrupt(Duration::from_secs(1));
+            if since.elapsed() >= WAITING && waits_unfrozen(&self.process, self.thread) {
+                // Fails only if the process is gone.
+                let _ = self.process.signal(libc::SIGKILL);
+            }
         }
         // These fail only if the process is gone.
         let _ = self.vectors.write(self.thread);
@@ -282,7 +308,7 @@ impl Drop for Tracee {
 
 /// Whether the thread is in a restartable sequence, which the kernel would not abort if it goes on elsewhere and comes
 /// back. Between two of them the pointer to one may still be set: then the answer is yes, too.
-fn is_in_sequence(thread: i32, memory: &Arc<File>) -> io::Result<bool> {
+fn is_in_sequence(thread: i32, memory: &Memory) -> io::Result<bool> {
     /// As `linux/ptrace.h` has it.
     #[repr(C)]
     #[derive(Default)]
@@ -309,7 +335,7 @@ fn is_in_sequence(thread: i32, memory: &Arc<File>) -> io::Result<bool> {
     if found.area == 0 {
         return Ok(false);
     }
-    let pointer = read(memory, found.area.wrapping_add(POINTER), size_of::<u64>())?;
+    let pointer = memory.read(found.area.wrapping_add(POINTER), size_of::<u64>())?;
     Ok(pointer.iter().any(|byte| *byte != 0))
 }
 
@@ -425,19 +451,32 @@ fn stop_of(thread: i32) -> io::Result<Option<Stop>> {
     }))
 }
 
+/// Whether a thread waits in the kernel, uninterruptibly, and not as its control group is frozen.
+fn waits_unfrozen(process: &Process, thread: i32) -> bool {
+    let channel = process.text(&format!("task/{thread}/wchan"));
+    // `0` where the kernel does not tell.
+    let is_known = channel.is_ok_and(|channel| {
+        let is_frozen = ["refrigerator", "freez"]
+            .iter()
+            .any(|part| channel.contains(part));
+        !is_frozen && !channel.is_empty() && channel != "0"
+    });
+    is_known && process.state(thread) == Some('D')
+}
+
 fn has_ended(process: &Process, thread: i32) -> bool {
     matches!(process.state(thread), None | Some('Z' | 'X'))
 }
 
 /// Address of a system call instruction of the program's: one of the kernel's own in each process (the vDSO), whose name
 /// no mapping of the program's has.
-fn find_syscall(process: &Process, memory: &Arc<File>) -> io::Result<u64> {
+fn find_syscall(process: &Process, memory: &Memory) -> io::Result<u64> {
     let none = || io::Error::from_raw_os_error(libc::ENOEXEC);
     let (start, end) = process.find_mapping(vdso)?.ok_or_else(none)?;
     /// It has a few pages.
     const LONGEST: u64 = 1 << 20;
     let length = end.checked_sub(start).filter(|length| *length <= LONGEST);
-    let bytes = read(memory, start, length.ok_or_else(none)? as usize)?;
+    let bytes = memory.read(start, length.ok_or_else(none)? as usize)?;
     let found = bytes.windows(SYSCALL.len()).position(|two| two == SYSCALL);
     Ok(start + found.ok_or_else(none)? as u64)
 }
@@ -501,6 +540,34 @@ mod tests {
         tracee.read(address, &mut found).unwrap();
         assert_eq!(&found, b"text");
         assert!(tracee.write(8, b"text").is_err());
+    }
+
+    /// As one that was sent into a library whose code the program has changed.
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn a_thread_that_nothing_interrupts_is_not_waited_for() {
+        // vfork; the child: pause, again and again.
+        const CODE: [u8; 20] = [
+            0xb8, 58, 0, 0, 0, 0x0f, 0x05, 0x85, 0xc0, 0x75, 0x09, 0xb8, 34, 0, 0, 0, 0x0f, 0x05,
+            0xeb, 0xf7,
+        ];
+        let (mut child, process) = start("/bin/sleep", &["100"]);
+        let mut tracee = Tracee::stop(&process, process.pid(), Duration::from_secs(5)).unwrap();
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+        let arguments = [0, 8192, 7, flags, u64::MAX, 0];
+        let code = tracee.call(libc::SYS_mmap as usize, arguments).unwrap();
+        tracee.write(code, &CODE).unwrap();
+        let ran = tracee.run((code, 0), code + 8192, Duration::from_millis(200));
+        assert_eq!(ran.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let [forked] = process.children()[..] else {
+            panic!("it has one child");
+        };
+        let forked = Process::open(forked).unwrap();
+        let began = Instant::now();
+        drop(tracee);
+        forked.signal(libc::SIGKILL).unwrap();
+        assert!(began.elapsed() < 4 * WAITING, "{:?}", began.elapsed());
+        assert!(!child.0.wait().unwrap().success());
     }
 
     #[test]

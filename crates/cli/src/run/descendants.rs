@@ -6,10 +6,11 @@
 
 use super::attachments::Attachments;
 use super::unmanaged::{self, Reason};
+use crate::format::name_of;
 use memfold_pager::AttachError;
 use memfold_sys::deadline;
 use memfold_sys::privilege;
-use memfold_sys::process::{self, Process, proc_text};
+use memfold_sys::process::{self, Process};
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::fs;
@@ -208,7 +209,7 @@ impl Descendants {
     /// Why an image that has not connected is outside the limit, if that is known by now. It is attached if that can be.
     fn judge(&self, pid: i32, image: &mut Image, known: &Known) -> Option<Reason> {
         if image.standing == Standing::New {
-            let is_static = deadline::within(PATIENCE, move || unmanaged::is_static(pid));
+            let is_static = within(pid, move || unmanaged::is_static(pid));
             if is_static != Some(true) || !self.attach(pid, image)? {
                 image.standing = Standing::Interpreted;
             }
@@ -219,8 +220,7 @@ impl Descendants {
             }
             Standing::Interpreted if image.since.elapsed() >= GRACE && !is_ending(pid) => {
                 let (preload, is_short) = (self.preload.clone(), known.is_short);
-                let reason =
-                    deadline::within(PATIENCE, move || unmanaged::reason(pid, &preload, is_short));
+                let reason = within(pid, move || unmanaged::reason(pid, &preload, is_short));
                 if reason == Some(Reason::Environment) && self.attach(pid, image)? {
                     return None;
                 }
@@ -297,6 +297,12 @@ fn resident_bytes(pid: i32) -> u64 {
     pages * memfold_sys::PAGE_SIZE as u64
 }
 
+/// Looks at files of a process, whose program can hold that up; `None` if it does, or the process is gone.
+fn within<T: Send + 'static>(pid: i32, look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let user = Process::open(pid).ok()?.user().ok()?;
+    deadline::within(user, PATIENCE, look)
+}
+
 /// Whether no thread of a process has memory any more. It may take long to end after that.
 fn is_ending(pid: i32) -> bool {
     let Ok(process) = Process::open(pid) else {
@@ -304,11 +310,6 @@ fn is_ending(pid: i32) -> bool {
     };
     let mut sizes = process.threads().into_iter().filter_map(process::sizes);
     sizes.all(|sizes| sizes.mapped_pages == 0)
-}
-
-fn name_of(pid: i32) -> String {
-    let name = proc_text(&format!("/proc/{pid}/comm")).unwrap_or_default();
-    name.trim_end().to_owned()
 }
 
 #[cfg(test)]

@@ -246,6 +246,17 @@ impl Process {
         Ok(Credentials::of_status(&status))
     }
 
+    /// The user who started it: its real UID, whatever that may execute and however it protects itself.
+    ///
+    /// # Errors
+    /// If it is reaped.
+    pub fn user(&self) -> io::Result<u32> {
+        let status = self.text("status")?;
+        let user = named_field(&status, "Uid")
+            .and_then(|users| users.split_ascii_whitespace().next()?.parse().ok());
+        user.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
     /// The user who may inspect it: its own, or root where it may not be dumped.
     ///
     /// # Errors

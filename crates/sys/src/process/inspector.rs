@@ -46,8 +46,7 @@ impl Inspector {
     pub fn kept_from_children(&self) -> io::Result<Vec<(u64, u64)>> {
         // By the thread by which the other files were opened, so it shows the same address space.
         let path = format!("task/{}/smaps", self.thread);
-        let smaps = super::mappings::whole(&self.process.open_file(&path)?)?;
-        Ok(super::mappings::kept_ranges(&smaps))
+        super::mappings::kept_ranges(&self.process.open_file(&path)?)
     }
 
     /// How many seccomp filters the process has.
@@ -234,11 +233,25 @@ impl Inspector {
         patience: Duration,
     ) -> Option<Box<[u8; PAGE_SIZE]>> {
         let memory = self.memory.clone();
-        deadline::within(patience, move || {
+        let user = self.process.user().ok()?;
+        deadline::within(user, patience, move || {
             let mut page = Box::new([0; PAGE_SIZE]);
             memory.read_exact_at(&mut *page, source).ok().map(|()| page)
         })
         .flatten()
+    }
+
+    /// Whether the address space is released. `None` if the kernel does not tell.
+    ///
+    /// The program can hold the lock of its mappings for as long as it likes (a thread of it reads its own memory where it
+    /// has mapped a file of a FUSE server's). This does not wait for that lock, unlike most of what else is asked here.
+    pub fn is_released(&self) -> Option<bool> {
+        // The kernel looks whether there is an address space before it looks at the position, which is of no page.
+        match self.pagemap.read_at(&mut [0], 1) {
+            Ok(0) => Some(true),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Some(false),
+            _ => None,
+        }
     }
 
     /// All threads that live from before this call to its end, but for the one by which the process is looked
@@ -325,6 +338,20 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn a_released_address_space_is_told_from_one_that_is_used() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("5")
+            .spawn()
+            .unwrap();
+        let pid = child.id() as i32;
+        let inspector = Inspector::open(&Arc::new(Process::open(pid).unwrap()), pid).unwrap();
+        assert_eq!(inspector.is_released(), Some(false));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(inspector.is_released(), Some(true));
     }
 
     #[test]
