@@ -141,6 +141,10 @@ impl Process for Inspector {
         Ok(addresses.len())
     }
 
+    fn released(&self) -> Option<bool> {
+        Some(self.0.state().gone)
+    }
+
     /// Each `madvise` in progress is a thread, which is seen to have run for long only once it holds `mmap_lock`.
     /// What other threads do cannot be told from what ones do that are done with theirs.
     fn threads(&self) -> io::Result<Vec<ThreadSample>> {

@@ -6,14 +6,10 @@ use crate::supervised::fault::primitives::wake;
 use crate::supervised::fault::service::FaultService;
 use crate::supervised::fork::inheritance::Identified;
 use crate::supervised::space::AddressSpace;
+use crate::supervised::space::gate::GATE_PATIENCE;
 use crate::time::Instant;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
-
-/// Longest wait for a gate. It is far above the time that a running helper is inside; longer delays the
-/// other programs on this CPU when a helper was stopped inside.
-const GATE_PATIENCE: Duration = Duration::from_millis(10);
 
 /// The thread that serves a program, as far as it listens for messages.
 pub(crate) trait Listener {

@@ -26,7 +26,7 @@ use crate::supervised::fork::shared_estimate::PendingFork;
 use crate::supervised::fork::unapplied::UnappliedFork;
 use crate::supervised::kernel::{Memory, Userfaultfd};
 use crate::supervised::space::AddressSpace;
-use crate::supervised::space::gate::Exclusive;
+use crate::supervised::space::gate::{Exclusive, GATE_PATIENCE};
 use crate::sync::lock;
 use crate::time::Instant;
 use memfold_sys::channel::fork_step::{GIVEN, GO, LISTED, NOT_FORKED};
@@ -36,8 +36,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Longest wait for the gate. Longer delays the other programs on this CPU.
-const GATE_PATIENCE: Duration = Duration::from_millis(10);
 /// Forks in a row that kept the gate for longer than `SLOW` after which a program gets no leave any more: each makes a
 /// handler wait.
 const MOST_EXPIRED: u32 = 8;

@@ -22,17 +22,14 @@ use crate::supervised::kernel::Memory;
 use crate::supervised::reclaim::batch::carried::drops_of;
 use crate::supervised::reclaim::batch::{Batch, HelperPort};
 use crate::supervised::space::AddressSpace;
+use crate::supervised::space::gate::GATE_PATIENCE;
 use crate::sync::lock;
 use memfold_sys::Errno;
 use memfold_sys::channel::MoveRun;
 use memfold_sys::port::Outcome;
-use std::time::Duration;
 
 /// Pages behind the stage, where a helper proves which address space it is of (`helper/admission.rs`).
 pub(crate) const PROOF_PAGES: u64 = 1;
-
-/// Longest wait for the gate. Longer delays other programs of the thread that takes over.
-const GATE_PATIENCE: Duration = Duration::from_millis(10);
 
 /// The stage with the pages behind it, which are registered with it.
 fn with_proof(stage: PageRange) -> PageRange {
@@ -103,7 +100,8 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// The same after a relief; where the kernel has no memory for it, it is tried again.
+    /// Registers the stage again after the gate was taken over. Where the kernel has no memory for it, that is tried again
+    /// later.
     pub(crate) fn reopen_stage(&self, port: &mut HelperPort) {
         if let Some(attached) = self.attached() {
             port.stage_closed = self.open_stage(attached.arena.stage).is_err();

@@ -190,6 +190,10 @@ impl Process for Inspector {
         self.read_pages(addresses, target)
     }
 
+    fn released(&self) -> Option<bool> {
+        self.is_released()
+    }
+
     fn threads(&self) -> io::Result<Vec<ThreadSample>> {
         self.other_threads()
     }

@@ -126,6 +126,9 @@ pub(crate) trait Process {
     /// Copies pages out of the program, up to the first that is missing. Returns their number.
     fn copy_out(&self, addresses: &[u64], target: &mut [u8]) -> io::Result<usize>;
 
+    /// Whether the address space is released, without waiting for a lock of the program's; `None` if that is not told.
+    fn released(&self) -> Option<bool>;
+
     /// The threads but the helper, and what they do.
     fn threads(&self) -> io::Result<Vec<ThreadSample>>;
 

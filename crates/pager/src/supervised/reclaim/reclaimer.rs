@@ -15,9 +15,10 @@ use crate::supervised::group::{Group, Watermarks};
 use crate::supervised::reclaim::affinity::AffinityFollower;
 use crate::supervised::reclaim::batch::plan::LOOKED_AT;
 use crate::supervised::reclaim::crew::{Crew, Job};
-use crate::supervised::reclaim::round::{BATCH, GATE_PATIENCE, Progress, Worker, can_be_commanded};
+use crate::supervised::reclaim::round::{BATCH, Progress, Worker, can_be_commanded};
 use crate::supervised::reclaim::turns::Turns;
 use crate::supervised::space::AddressSpace;
+use crate::supervised::space::gate::GATE_PATIENCE;
 use crate::sync::{Mutex, lock};
 use crate::time::Instant;
 use memfold_sys::PAGE_SIZE;
@@ -57,6 +58,8 @@ pub(crate) struct Reclaimer {
     exhausted: Vec<u64>,
     /// Deferred faults of programs whose gate was missed.
     missed: Vec<DeferredFault<AddressSpace>>,
+    /// When they were last tried again.
+    retried: Instant,
     /// Time before which only faults that wait start another search.
     next_search: Instant,
 }
@@ -73,6 +76,7 @@ impl Reclaimer {
             no_progress: NoProgress::default(),
             exhausted: Vec::new(),
             missed: Vec::new(),
+            retried: Instant::now(),
             next_search: Instant::now(),
         }
     }
@@ -93,8 +97,11 @@ impl Reclaimer {
 
     /// Waits for a wake-up, not for long.
     pub(crate) fn wait(&self) {
-        let waits_for_gate = !self.missed.is_empty() || self.worker.service.has_unfinished();
-        let longest = if waits_for_gate { GATE_PATIENCE } else { IDLE };
+        let longest = if self.has_missed() {
+            GATE_PATIENCE
+        } else {
+            IDLE
+        };
         self.group.resources.wait_for_wake(longest);
     }
 
@@ -111,11 +118,22 @@ impl Reclaimer {
     /// Brings the group below its lower watermark if it is above the upper one, and frees slots that
     /// handlers left.
     pub(crate) fn reclaim(&mut self) {
+        self.retry_missed();
+        self.reclaim_to_watermark();
+        self.group.resources.free_pending();
+    }
+
+    /// Whether faults wait for nothing but the gate of their program.
+    fn has_missed(&self) -> bool {
+        !self.missed.is_empty() || self.worker.service.has_unfinished()
+    }
+
+    /// Serves them, as far as their programs' gates are free.
+    fn retry_missed(&mut self) {
+        self.retried = Instant::now();
         self.worker.service.finish_loads();
         let missed = std::mem::take(&mut self.missed);
         self.serve(missed);
-        self.reclaim_to_watermark();
-        self.group.resources.free_pending();
     }
 
     fn reclaim_to_watermark(&mut self) {
@@ -135,6 +153,10 @@ impl Reclaimer {
             self.group.note_peaks();
             if resident < marks.hard || self.group.deferred.is_overdue() {
                 self.serve_deferred();
+            }
+            // Other programs may keep it busy here for as long as they run.
+            if self.has_missed() && self.retried.elapsed() >= GATE_PATIENCE {
+                self.retry_missed();
             }
             if self.is_under_pressure(&marks, resident) {
                 self.group.resources.priority.note_pressure();

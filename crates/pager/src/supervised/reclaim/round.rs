@@ -15,7 +15,7 @@ use crate::supervised::group::Group;
 use crate::supervised::kernel::Process;
 use crate::supervised::reclaim::batch::{Batch, Settled};
 use crate::supervised::reclaim::priority::ReclaimerPriority;
-use crate::supervised::space::gate::Inside;
+use crate::supervised::space::gate::{GATE_PATIENCE, Inside};
 use crate::supervised::space::{AddressSpace, Attached};
 use crate::sync::lock;
 use memfold_swap::{Page, Scratch, Slot};
@@ -41,8 +41,6 @@ const KEPT_SECONDS: u32 = 1;
 /// Longest wait for the helper at the end of a round. Longer delays other programs behind a slow
 /// helper.
 const HELPER_PATIENCE: Duration = Duration::from_millis(5);
-/// Longest wait for a gate. Longer delays other programs behind one whose messages take long to read.
-pub(crate) const GATE_PATIENCE: Duration = Duration::from_millis(10);
 
 /// What a thread works with that reclaims: the reclaimer, or one that helps it.
 pub(crate) struct Worker {

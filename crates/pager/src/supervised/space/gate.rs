@@ -13,6 +13,9 @@ use std::cell::{LazyCell, UnsafeCell};
 use std::ptr;
 use std::time::Duration;
 
+/// Longest wait for a gate. It is far above the time that a running helper is inside; longer delays what else the waiting
+/// thread serves when a helper was stopped inside.
+pub(crate) const GATE_PATIENCE: Duration = Duration::from_millis(10);
 /// Between two looks whether a helper that is inside waits for its event to be read. A larger value delays each batch that
 /// is carried off.
 const CARRY_NAP_NS: u64 = 20_000;
@@ -108,7 +111,8 @@ impl AddressSpace {
         }
         let began = Instant::now();
         let nap = (patience.as_nanos() as u64).min(NAP_NS);
-        let give_up = || self.is_dead_or_gone() || began.elapsed() >= patience;
+        // The clock first: the kernel may not answer.
+        let give_up = || began.elapsed() >= patience || self.is_dead_or_gone();
         self.channel.gate().enter_shared(nap, give_up)?;
         Ok(Shared(self))
     }
@@ -129,7 +133,7 @@ impl AddressSpace {
         // The gate is free nearly always; then the clock is not read.
         let began = LazyCell::new(Instant::now);
         let nap = (patience.as_nanos() as u64).min(NAP_NS);
-        let give_up = || self.is_dead_or_gone() || began.elapsed() >= patience;
+        let give_up = || began.elapsed() >= patience || self.is_dead_or_gone();
         self.channel.gate().enter_exclusive(nap, give_up)?;
         if let Err(abandoned) = self.close_helper_gate(nap, give_up) {
             self.channel.gate().leave_exclusive();

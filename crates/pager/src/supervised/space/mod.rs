@@ -318,9 +318,10 @@ impl AddressSpace {
         self.is_dead()
     }
 
-    /// Whether the kernel answers ESRCH: the address space is released.
+    /// Whether the address space is released. Where its process is known, no lock of the program's is waited for.
     pub(crate) fn is_gone(&self) -> bool {
-        self.uffd().is_gone()
+        let told = self.inspector().and_then(|inspector| inspector.released());
+        told.unwrap_or_else(|| self.uffd().is_gone())
     }
 
     /// Whether a mapping change is in progress or its event is unread (the kernel's `mmap_changing`).
