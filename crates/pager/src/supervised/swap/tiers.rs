@@ -44,8 +44,8 @@ const COMPACT_INTERVAL: Duration = Duration::from_millis(100);
 /// Bytes of waste below which the pool is not compacted. More takes less CPU time and leaves more
 /// waste.
 const WASTE_FLOOR: u64 = 1 << 20;
-/// The pool is compacted if more than 1/`WASTE_DIVISOR` of it is waste. More takes less memory, and copies more: with
-/// 16 for 4, CPython's pool at its peak is 0.91 times as large, in the same CPU time.
+/// The pool is compacted if more than 1/`WASTE_DIVISOR` of it is waste. More takes less memory, and copies
+/// more.
 const WASTE_DIVISOR: u64 = 16;
 /// Pause of write-back after the file took no page. Longer saves futile writes and leaves the pool over
 /// its share for longer.
@@ -155,12 +155,15 @@ impl Group {
         if self.resources.swap.pool_bytes() > share.start {
             self.background.notify();
         }
-        self.shrink_pool(share.hard, scratch);
+        // A slow device takes seconds for what a lowered limit leaves to write. Faults that have waited for long are
+        // served in between.
+        let go_on = || !self.deferred.is_overdue() && !self.stopping.load(Ordering::Relaxed);
+        self.shrink_pool(share.hard, scratch, go_on);
     }
 
-    /// Shrinks the pool to `target` bytes, as far as the swap file or the store takes pages.
-    fn shrink_pool(&self, target: u64, scratch: &mut Scratch) {
-        loop {
+    /// Shrinks the pool to `target` bytes, as far as the swap file or the store takes pages, and as long as it is to go on.
+    fn shrink_pool(&self, target: u64, scratch: &mut Scratch, go_on: impl Fn() -> bool) {
+        while go_on() {
             // Read once: pages are freed meanwhile.
             let excess = self.resources.swap.pool_bytes().saturating_sub(target);
             if excess == 0 {
@@ -284,14 +287,18 @@ pub enum SwapOffError {
     #[error("this run has neither a swap file nor a remote store")]
     NoFile,
     /// The pages do not fit into the limit.
-    #[error("{pages} pages that are out do not fit under the limit; what they are in stays in use")]
+    #[error(
+        "{pages} pages of the swap file or the store do not fit into 7/8 of the limit, so it stays in use; raise \
+         the limit (memfold limit) and try again"
+    )]
     NoRoom {
         /// Pages that are still out.
         pages: u64,
     },
     /// Some pages cannot be read or stored now.
     #[error(
-        "{pages} pages that are out cannot be read or stored now; what they are in stays in use"
+        "{pages} pages of the swap file or the store cannot be read back now, so it stays in use; file_errors and \
+         remote_failures of memfold stat --json tell more"
     )]
     Unreadable {
         /// Pages that are still out.
@@ -343,7 +350,8 @@ impl Background {
             if let Some(share) = self.group.pool_share()
                 && self.group.resources.swap.pool_bytes() > share.start
             {
-                self.group.shrink_pool(share.stop, &mut self.scratch);
+                let go_on = || !self.group.stopping.load(Ordering::Relaxed);
+                self.group.shrink_pool(share.stop, &mut self.scratch, go_on);
             }
             self.scan();
             self.pack();
@@ -474,6 +482,73 @@ impl ScanPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Limit;
+    use crate::options::Floor;
+    use crate::pool_memory::MappedSource;
+    use crate::supervised::group::Outlets;
+    use memfold_swap::{FileBackend, Page, SwapConfig, SwapSpace};
+    use memfold_sys::PAGE_SIZE;
+    use memfold_testing::Random;
+    use std::cell::Cell;
+    use std::io;
+
+    /// A file that takes what is written to it.
+    struct Sink;
+
+    impl FileBackend for Sink {
+        fn read_at(&self, _offset: u64, _buffer: &mut [u8]) -> io::Result<()> {
+            Err(ErrorKind::UnexpectedEof.into())
+        }
+
+        fn write_at(&self, _offset: u64, _data: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// A limit was lowered so far that much is to be written, and faults wait for the thread that writes.
+    #[test]
+    fn write_back_goes_on_for_as_long_as_it_may() {
+        const FILE: u64 = 64 << 20;
+        let file = FileTier::new(Box::new(Sink), FILE, &TierKey::new([7; 32]), FILE_LEVEL);
+        let file = Arc::new(file.unwrap());
+        let config = SwapConfig {
+            pool_capacity_pages: 1 << 16,
+            max_slots: 1 << 16,
+            shards: 1,
+            ..SwapConfig::default()
+        };
+        let mut swap = SwapSpace::new(MappedSource::default(), config).unwrap();
+        swap.add_tier(Box::new(file.clone())).unwrap();
+        let limit = Limit {
+            total_bytes: Some(16 << 20),
+            resident_bytes: None,
+        };
+        let outlets = Outlets {
+            file: Some(file),
+            ..Outlets::default()
+        };
+        let group = Group::new((limit, Floor::default()), swap, outlets);
+        let (mut random, mut scratch) = (Random::new(7), Scratch::new());
+        let swap = &group.resources.swap;
+        while swap.pool_bytes() < 20 << 20 {
+            let mut page: Page = [0; PAGE_SIZE];
+            page.fill_with(|| random.next_word() as u8);
+            swap.store(&page, &mut scratch).unwrap();
+        }
+        let full = swap.pool_bytes();
+        let steps = Cell::new(0);
+        let two_steps = || steps.replace(steps.get() + 1) < 2;
+        group.shrink_pool(8 << 20, &mut scratch, two_steps);
+        let written = full - swap.pool_bytes();
+        // A step goes to the end of a cluster, of 2 MiB.
+        assert!((1..=4 << 20).contains(&written), "{written}");
+        group.stopping.store(true, Ordering::Relaxed);
+        group.hold_pool_limit(&mut scratch);
+        assert_eq!(full - swap.pool_bytes(), written, "the group stops");
+        group.stopping.store(false, Ordering::Relaxed);
+        group.hold_pool_limit(&mut scratch);
+        assert!(swap.pool_bytes() <= 8 << 20);
+    }
 
     #[test]
     fn pages_are_as_old_as_was_asked_for_before_they_move() {
