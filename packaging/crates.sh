@@ -15,7 +15,7 @@ work=$target/crates-build
 rm -rf "${work:?}"/{source,home,installed,package}
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 # What is published: all that a published crate is built from, and nothing that says `publish = false`.
-crates=(zsmalloc memfold-swap memfold-sys memfold-pager memfold memfold-capi memfold-disk memfold-remote memfold-cli)
+crates=(zsmalloc memfold-swap memfold-sys memfold-pager memfold-remote memfold memfold-capi memfold-disk memfold-cli)
 
 packages=()
 for crate in "${crates[@]}"; do packages+=(--package "$crate"); done
