@@ -113,16 +113,14 @@ pub fn detach(arguments: &DetachArguments) -> Result<ExitCode, Failure> {
 pub fn swapoff(arguments: &SwapOffArguments) -> Result<ExitCode, Failure> {
     let (folder, instance) = instance_of(arguments.pid)?;
     let pid = instance.pid();
-    let of = match instance {
-        Instance::Run(_) => "pages of run",
-        Instance::Disk(_) => "blocks of disk",
+    let (of, unused) = match instance {
+        Instance::Run(_) => ("pages of run", "neither a swap file nor a store is used"),
+        Instance::Disk(_) => ("blocks of disk", "its swap file is not used"),
     };
     match command(&folder, pid, &Command::SwapOff)? {
         Answer::Pages(count) => {
             let count = grouped(count);
-            let text = format!(
-                "{count} {of} {pid} are back in memory, and its swap file is no longer used\n"
-            );
+            let text = format!("{count} {of} {pid} are back in memory; {unused} any more\n");
             print(text.as_bytes())
         }
         answer => Err(unexpected(&answer)),

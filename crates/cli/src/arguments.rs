@@ -163,8 +163,8 @@ pub enum Command {
     Limit(LimitArguments),
     /// Page out memory of a run now, whatever its limit is
     Reclaim(ReclaimArguments),
-    /// Bring all pages of a run, or blocks of a disk, back from its swap file and its remote store, and stop
-    /// using them
+    /// Bring all pages of a run back from its swap file and its remote store, or all blocks of a disk from its swap
+    /// file, and stop using them
     Swapoff(SwapOffArguments),
     /// Offer compressed memory as a disk, over the NBD protocol
     #[command(after_help = SERVE_EXAMPLES)]
@@ -304,9 +304,9 @@ impl ValueEnum for SummaryWhen {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         Some(match self {
-            SummaryWhen::Auto => {
-                PossibleValue::new("auto").help("If pages went out or the limit was not kept")
-            }
+            SummaryWhen::Auto => PossibleValue::new("auto").help(
+                "If pages went out, the limit was not kept, or as much was used outside of it",
+            ),
             SummaryWhen::Always => PossibleValue::new("always").help("After each run"),
             SummaryWhen::Never => PossibleValue::new("never").help("After none"),
         })

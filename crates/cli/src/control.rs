@@ -9,7 +9,8 @@ use crate::failure::Failure;
 use crate::format::{bytes, printable};
 use crate::instance::Instance;
 use crate::live::{self, RunFolder, Server, nothing_runs};
-use memfold_pager::{Attacher, Change, Control, Limit, MappingUsage, Now, Size};
+use crate::report::total_bytes;
+use memfold_pager::{Attacher, Change, Control, Limit, MappingUsage, Size};
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -30,7 +31,7 @@ pub const LEAST_LIMIT: u64 = 16 << 20;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum Command {
-    /// Bring all pages or blocks back from the swap file.
+    /// Bring all pages back from the swap file and the store, or all blocks from the swap file.
     SwapOff,
     /// Change a limit.
     Limit {
@@ -98,12 +99,11 @@ pub struct Usage {
 
 impl From<Change> for Usage {
     fn from(change: Change) -> Usage {
-        let total = |now: &Now| now.resident_bytes + now.pool_bytes + now.metadata_bytes;
         Usage {
             resident_before: change.before.resident_bytes,
             resident_after: change.after.resident_bytes,
-            total_before: total(&change.before),
-            total_after: total(&change.after),
+            total_before: total_bytes(&change.before),
+            total_after: total_bytes(&change.after),
             paged_out: change.paged_out,
         }
     }
@@ -154,8 +154,9 @@ pub fn run_with(program: u32) -> Result<(RunFolder, u32), Failure> {
         _ => None,
     });
     run.ok_or_else(|| {
-        let text =
-            format!("no run of yours has a program with the PID {program}; memfold top shows them");
+        let text = format!(
+            "no run of yours has a program with the PID {program}; memfold top shows them (key p)"
+        );
         Failure::with_status(1, text)
     })
 }

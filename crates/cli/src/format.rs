@@ -1,5 +1,7 @@
 //! Numbers and text formatted for people.
 
+use memfold_sys::process::proc_text;
+
 /// `81233` as `81,233`.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
@@ -64,6 +66,18 @@ pub fn at_ratio(original: u64, stored: u64) -> String {
         return String::new();
     }
     format!(" at {}", ratio(original, stored))
+}
+
+/// Text of others, fit for a terminal and not too long.
+pub fn shown(text: &str) -> String {
+    const LONGEST: usize = 200;
+    printable(text).chars().take(LONGEST).collect()
+}
+
+/// The name that a process gave itself, fit for a terminal; empty if it is gone.
+pub fn name_of(pid: i32) -> String {
+    let name = proc_text(&format!("/proc/{pid}/comm")).unwrap_or_default();
+    printable(name.trim_end_matches('\n'))
 }
 
 /// Text without control characters and bidirectional overrides, which could steer a terminal.

@@ -5,7 +5,7 @@
 //! PID is the one that the kernel reports.
 
 use crate::failure::Failure;
-use crate::format::printable;
+use crate::format::shown;
 use crate::instance::Instance;
 use crate::run::runtime;
 use memfold_sys::socket::peer;
@@ -25,8 +25,6 @@ use std::time::{Duration, Instant};
 pub use crate::run::home::STATISTICS as SOCKET;
 /// Far more than a document takes.
 const LONGEST_DOCUMENT: usize = 1 << 20;
-/// Characters of a command line.
-const LONGEST_COMMAND: usize = 200;
 /// Runs of other users that root asks at most.
 const MOST_OTHERS: usize = 1000;
 /// Pause where a peer cannot be accepted. Longer answers others later.
@@ -165,11 +163,6 @@ impl RunFolder {
         instance.map_text(shown);
         Ok(instance)
     }
-}
-
-/// Text of a run, fit for a terminal and not too long.
-fn shown(text: &str) -> String {
-    printable(text).chars().take(LONGEST_COMMAND).collect()
 }
 
 /// Reads what comes until the end of the file, as much as may be an answer.

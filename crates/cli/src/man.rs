@@ -45,7 +45,7 @@ const FILES: [(&str, &str); 3] = [
         "The same, in a folder with a random name, where there is no other place.",
     ),
 ];
-const VARIABLES: [(&str, &str); 4] = [
+const VARIABLES: [(&str, &str); 6] = [
     (
         "LD_PRELOAD",
         "memfold puts its library in front of it for the program.",
@@ -53,6 +53,14 @@ const VARIABLES: [(&str, &str); 4] = [
     (
         "XDG_RUNTIME_DIR, TMPDIR",
         "Where the folders of runs may lie.",
+    ),
+    (
+        "MEMFOLD_REMOTE_USER, MEMFOLD_REMOTE_PASSWORD",
+        "The store's user and password, where there is no --remote-password-file. No program gets them.",
+    ),
+    (
+        "MEMFOLD_WITH_MOVE",
+        "If it is 1, UFFDIO_MOVE is used on kernels whose version has a bug in it: the distribution has fixed that.",
     ),
     (
         "NO_COLOR",
@@ -166,31 +174,41 @@ fn environment(roff: &mut Roff, command: &Command, whole: &Command) {
     for argument in options.into_iter().flat_map(Command::get_arguments) {
         let variable = argument.get_env().and_then(|name| name.to_str());
         if let (Some(variable), Some(option)) = (variable, argument.get_long()) {
-            entry(
-                roff,
-                variable,
-                &format!("As --{option} of memfold run, which overrides it."),
-            );
+            let of = if command.get_name() == whole.get_name() {
+                " of memfold run"
+            } else {
+                ""
+            };
+            let meaning = format!("As --{option}{of}, which overrides it.");
+            entry(roff, variable, &meaning);
         }
     }
     entries(roff, VARIABLES);
 }
 
-/// The examples of a command's help, and what stands below them.
+/// The examples of a command's help, and what stands above and below them.
 fn examples(roff: &mut Roff, help: &str) {
-    let Some((_, examples)) = help.split_once("Examples:\n") else {
+    let Some((before, examples)) = help.split_once("Examples:\n") else {
         return;
     };
-    let (examples, rest) = examples.split_once("\n\n").unwrap_or((examples, ""));
+    let (examples, after) = examples.split_once("\n\n").unwrap_or((examples, ""));
     roff.control("SH", ["EXAMPLES"]);
     roff.control("nf", []);
     for line in examples.lines() {
         roff.text([roman(line)]);
     }
     roff.control("fi", []);
-    if !rest.is_empty() && !rest.starts_with("Exit status") {
-        roff.control("SH", ["NOTES"]);
-        roff.text([roman(rest)]);
+    let notes = [before, after]
+        .into_iter()
+        .flat_map(|part| part.split("\n\n"))
+        .map(str::trim)
+        .filter(|note| !note.is_empty() && !note.starts_with("Exit status"));
+    for (index, note) in notes.enumerate() {
+        match index {
+            0 => roff.control("SH", ["NOTES"]),
+            _ => roff.control("PP", []),
+        };
+        roff.text([roman(note)]);
     }
 }
 
@@ -243,6 +261,8 @@ mod tests {
         ] {
             assert!(run.contains(part), "{part} in {run}");
         }
+        let attach = read("memfold-attach.1");
+        assert!(attach.contains("killed takes the program") && run.contains("SIZE is a number"));
         let whole = read("memfold.1");
         assert!(whole.contains("MEMFOLD_SUMMARY") && whole.contains("memfold\\-reclaim"));
         assert_eq!(

@@ -57,7 +57,7 @@ pub struct RemoteArguments {
     #[arg(value_parser = time)]
     pub remote_timeout: Duration,
     /// Have the store forget pages that memfold did not renew for this long: after a crash, or a cut as
-    /// long
+    /// long; at least twice --remote-timeout, and 10 s
     #[arg(
         long,
         value_name = "DURATION",

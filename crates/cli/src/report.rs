@@ -33,11 +33,12 @@ pub struct Programs {
     pub name: Option<String>,
     /// CPU time of the programs, user and system, the helper threads' included.
     pub program_cpu_seconds: f64,
-    /// Largest resident memory of processes outside the limit, of samples a second apart.
+    /// Largest resident memory of processes outside the limit, of samples 0.2 s to 5 s apart.
     pub peak_unmanaged_bytes: u64,
     /// The limit under which at most 5 % of the time would have gone to swapping; null where that is so.
     pub comfortable_limit_bytes: Option<u64>,
-    /// The least limit that would have been held; null where the one in force is as large, or is on resident memory.
+    /// The least limit that would have been held; null where the one in force is as large, where only resident memory is
+    /// limited, and where there is a swap file or a store.
     pub held_limit_bytes: Option<u64>,
     /// Part of the threads' time, running or waiting for memfold, for which they waited for memfold.
     pub swapping_share: f64,
@@ -71,6 +72,15 @@ impl Statistics {
             ..programs
         };
         self
+    }
+
+    /// Faults that were served.
+    pub fn faults(&self) -> u64 {
+        let totals = &self.totals;
+        totals
+            .faults_swap_in
+            .saturating_add(totals.faults_zero_fill)
+            .saturating_add(totals.faults_cache)
     }
 
     /// For how long the programs' threads waited for memfold, in sum.
@@ -111,6 +121,16 @@ pub enum LimitKind {
     Total,
     /// Resident memory alone.
     Resident,
+}
+
+impl LimitKind {
+    /// The option that sets such a limit.
+    pub fn option(self) -> &'static str {
+        match self {
+            LimitKind::Total => "--limit",
+            LimitKind::Resident => "--resident",
+        }
+    }
 }
 
 /// The document of `--stats`.
@@ -154,11 +174,16 @@ pub struct Snapshot {
     pub statistics: Statistics,
 }
 
+/// All that counts towards a limit, in bytes.
+pub fn total_bytes(now: &Now) -> u64 {
+    let with_pool = now.resident_bytes.saturating_add(now.pool_bytes);
+    with_pool.saturating_add(now.metadata_bytes)
+}
+
 impl Snapshot {
     /// All that counts towards the limit now, in bytes.
     pub fn total_bytes(&self) -> u64 {
-        let with_pool = self.now.resident_bytes.saturating_add(self.now.pool_bytes);
-        with_pool.saturating_add(self.now.metadata_bytes)
+        total_bytes(&self.now)
     }
 
     /// What is in force: the total limit, or else the resident one.

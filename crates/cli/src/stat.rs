@@ -10,10 +10,12 @@ use crate::live;
 pub use crate::live::nothing_runs;
 use crate::report::{Snapshot, Statistics};
 use crate::stat_watch;
+use crate::summary::at_most;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// `memfold stat [--json] [--watch] [PID]`: exit status 1 when nothing runs.
+/// `memfold stat [--json] [--watch] [PID]`: exit status 1 when nothing runs, but for `--json` without a PID, whose list is
+/// empty then.
 pub fn stat(arguments: &StatArguments) -> Result<ExitCode, Failure> {
     if let Some(seconds) = arguments.watch {
         let interval = Duration::from_secs(seconds.into());
@@ -182,7 +184,7 @@ fn work(snapshot: &Snapshot) -> Vec<(&'static str, String)> {
     let statistics = &snapshot.statistics;
     let totals = &statistics.totals;
     let comfortable = match statistics.programs.comfortable_limit_bytes {
-        Some(limit) => format!("; less than 5% with a limit of {}", bytes(limit)),
+        Some(limit) => format!("; {} with a limit of {}", at_most(), bytes(limit)),
         None => String::new(),
     };
     let share = statistics.programs.swapping_share * 100.0;
@@ -196,13 +198,9 @@ fn work(snapshot: &Snapshot) -> Vec<(&'static str, String)> {
         grouped(totals.pages_in_blocks),
         grouped(totals.pages_written_back)
     );
-    let faults = totals
-        .faults_swap_in
-        .saturating_add(totals.faults_zero_fill)
-        .saturating_add(totals.faults_cache);
     let faults = format!(
         "{} (p50 {}, p99 {}, longest {})",
-        grouped(faults),
+        grouped(statistics.faults()),
         nanoseconds(statistics.fault_ns.p50),
         nanoseconds(statistics.fault_ns.p99),
         nanoseconds(statistics.fault_ns.max)

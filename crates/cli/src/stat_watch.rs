@@ -116,11 +116,7 @@ fn faults(instance: &Instance) -> u64 {
     let Instance::Run(run) = instance else {
         return 0;
     };
-    let totals = &run.statistics.totals;
-    totals
-        .faults_swap_in
-        .saturating_add(totals.faults_zero_fill)
-        .saturating_add(totals.faults_cache)
+    run.statistics.faults()
 }
 
 /// The part of the time since then that went to swapping.
@@ -128,13 +124,7 @@ fn share(run: &Snapshot, before: Option<&Instance>) -> String {
     let Some(Instance::Run(before)) = before else {
         return NONE.to_owned();
     };
-    let waited = |run: &Snapshot| {
-        let totals = &run.statistics.totals;
-        totals
-            .swap_in_wait_ns
-            .saturating_add(totals.first_touch_wait_ns) as f64
-            / 1e9
-    };
+    let waited = |run: &Snapshot| run.statistics.waited().as_secs_f64();
     let waited = (waited(run) - waited(before)).max(0.0);
     let cpu = |run: &Snapshot| run.statistics.programs.program_cpu_seconds;
     let time = waited + (cpu(run) - cpu(before)).max(0.0);

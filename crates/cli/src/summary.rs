@@ -94,22 +94,24 @@ fn time(statistics: &Statistics) -> Option<String> {
         share if share < 1.0 => "less than 1%".to_owned(),
         share => format!("{share:.0}%"),
     };
-    let suggestion = comfortable(statistics).map_or_else(String::new, |option| {
-        format!("; {option} would make it less than 5%")
+    let option = statistics.limit_in_force().1.option();
+    let suggestion = comfortable(statistics).map_or_else(String::new, |size| {
+        format!("; {option} {size} would make it {}", at_most())
     });
     Some(format!(
         "{share} of the time was spent on swapping{suggestion}"
     ))
 }
 
-/// The option with the limit that would be comfortable, where the one in force is not.
+/// The limit that would be comfortable, as options have it, where the one in force is not.
 pub fn comfortable(statistics: &Statistics) -> Option<String> {
     let limit = statistics.programs.comfortable_limit_bytes?;
-    let option = match statistics.limit_in_force().1 {
-        LimitKind::Total => "--limit",
-        LimitKind::Resident => "--resident",
-    };
-    Some(format!("{option} {}M", limit.div_ceil(WHOLE)))
+    Some(format!("{}M", limit.div_ceil(WHOLE)))
+}
+
+/// The share of swapping that is comfortable.
+pub fn at_most() -> String {
+    format!("at most {:.0}%", memfold_pager::COMFORTABLE_SHARE * 100.0)
 }
 
 /// What went to a store on other machines, and what it failed to do.
@@ -198,7 +200,7 @@ mod tests {
             [
                 "python3 needed 320 MiB and ran in 126 MiB with a pool of 60.0 MiB; the limit of 128 MiB was \
                  kept",
-                "62% of the time was spent on swapping; --limit 250M would make it less than 5%",
+                "62% of the time was spent on swapping; --limit 250M would make it at most 5%",
             ]
         );
         let little = lines(totals(), cpu(1000.0));

@@ -39,8 +39,9 @@ pub enum OpenError {
     },
     /// A page could not be written, read, renewed and removed.
     #[error(
-        "the store {address} cannot hold pages: {reason}; the user needs HSET, HMGET, HDEL, PEXPIRE, \
-         UNLINK, MULTI, EXEC, WAIT, ROLE, INFO and CLUSTER SLOTS, on the keys memfold:*"
+        "the store {address} cannot hold pages: {reason}; the user needs HSET, HMGET, HDEL, PEXPIRE, UNLINK, \
+         MULTI, EXEC, WAIT, ROLE, INFO, PING, ASKING, CLUSTER SLOTS and CLUSTER INFO, on the keys memfold:* \
+         (docs/remote.md has the line for ACL)"
     )]
     Unusable {
         /// The store.

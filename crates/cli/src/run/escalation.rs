@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Two signals closer together than this are one wish (`timeout` sends it twice, for instance).
-pub const SAME_WISH: Duration = Duration::from_millis(100);
+pub const SAME_REQUEST: Duration = Duration::from_millis(100);
 /// How long memfold may take to end by itself once its programs were killed.
 const LONGEST_END: Duration = Duration::from_secs(5);
 /// How long processes that start others meanwhile are killed again and again.
@@ -70,24 +70,24 @@ impl Escalation {
         self.state().last.map(|(_, deadline)| deadline)
     }
 
-    /// Whether this signal is the second wish that the run end.
+    /// Whether this signal is the second that asks the run to end.
     ///
     /// While the program lives, what the terminal sends is for the program alone, and so is one
     /// SIGINT after the other: interactive programs are interrupted again and again.
     pub fn is_last(&self, received: Received) -> bool {
         use Signal::{SIGINT, SIGTERM};
         let mut state = self.state();
-        let is_wish = matches!(received.signal, SIGINT | SIGTERM)
+        let asks_to_end = matches!(received.signal, SIGINT | SIGTERM)
             && !received.was_ignored
             && (state.program_ended || !received.by_terminal);
-        if !is_wish || state.disabled || state.last.is_some() {
+        if !asks_to_end || state.disabled || state.last.is_some() {
             return false;
         }
         let Some((first, since)) = state.first else {
             state.first = Some((received.signal, Instant::now()));
             return false;
         };
-        if since.elapsed() <= SAME_WISH {
+        if since.elapsed() <= SAME_REQUEST {
             return false;
         }
         if !state.program_ended && (first, received.signal) == (SIGINT, SIGINT) {

@@ -16,9 +16,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The sockets of folders: a run has both, a disk the second. At one of them its process listens as long
 /// as the folder is in use.
-const SOCKETS: [&str; 2] = ["control", STATISTICS];
+const SOCKETS: [&str; 2] = [memfold_pager::CONTROL, STATISTICS];
 /// The socket for questions of `stat` and `top`.
 pub const STATISTICS: &str = "stats.sock";
+/// Folders of the host's own in which any user may create names.
+pub const SHARED: [&str; 3] = ["/tmp", "/dev/shm", "/var/tmp"];
 /// A run has begun to listen long before this.
 const SETTLED: Duration = Duration::from_secs(60);
 /// Names that are tried. Each is taken by chance once in 2^40 times.
@@ -186,8 +188,7 @@ fn existing(base: &Path, prefix: &str, names: Names) -> Option<Home> {
 
 /// Nothing that runs now can have the name of a home of an earlier boot.
 fn remove_those_of_other_boots(base: &Path, name: &str, boot: &str) {
-    const LOCAL: [&str; 3] = ["/tmp", "/dev/shm", "/var/tmp"];
-    if boot == UNKNOWN || !LOCAL.iter().any(|local| base == Path::new(local)) {
+    if boot == UNKNOWN || !SHARED.iter().any(|local| base == Path::new(local)) {
         return;
     }
     let prefix = format!("{name}-");

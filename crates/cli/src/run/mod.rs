@@ -31,7 +31,7 @@ use crate::arguments::{After, AttachArguments, HoldOptions, RunArguments};
 use crate::control;
 use crate::doctor;
 use crate::failure::Failure;
-use crate::format::printable;
+use crate::format::{printable, shown};
 use crate::live::{self, Server};
 use crate::messages;
 use crate::remote;
@@ -266,7 +266,7 @@ fn attach_to(supervisor: &Supervisor, process: &Arc<Process>) -> Result<(), Fail
     let attached = supervisor.attacher().attach(process);
     attached.map_err(|error| {
         let pid = process.pid();
-        Failure::own(format!("cannot attach process {pid}: {error}"))
+        Failure::own(format!("cannot attach PID {pid}: {error}"))
     })
 }
 
@@ -297,7 +297,7 @@ impl Ending {
             statistics: self.statistics,
         };
         if let Err(error) = file.write(&report) {
-            log::error!("cannot write the statistics to --stats: {error}");
+            log::error!("cannot write --stats: {error}");
         }
     }
 }
@@ -350,12 +350,6 @@ fn program_name(program: &[OsString]) -> String {
 fn command_line(program: &[OsString]) -> String {
     let words: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
     shown(&words.join(" "))
-}
-
-/// Text of the user's, fit for a terminal and not too long.
-fn shown(text: &str) -> String {
-    const LONGEST: usize = 200;
-    printable(text).chars().take(LONGEST).collect()
 }
 
 /// When the summary is printed.

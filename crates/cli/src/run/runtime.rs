@@ -4,7 +4,7 @@
 //! processes that memfold does not wait for. So the path must lead through folders that only this
 //! user and root can make, during the run and after it: runs are in a *home*, which stays.
 
-use super::home::{Home, Names};
+use super::home::{Home, Names, SHARED};
 use memfold_sys::inherited;
 use memfold_sys::probe::Check;
 use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags, accessat};
@@ -15,16 +15,14 @@ use std::path::{Path, PathBuf};
 
 /// A home's name, or its beginning.
 const HOME: &str = "memfold";
-/// Bytes that a socket's path may have.
-const LONGEST_PATH: usize = 107;
+/// Bytes that a socket's path may have, without the zero behind it.
+const LONGEST_PATH: usize = memfold_sys::hello::SOCKET_PATH_MAX - 1;
 /// What comes after a base at most: the home, a run's folder and a socket in it.
 const LONGEST_REST: usize = "/memfold-123456-1234567890/123456789012/command.sock".len();
 
 /// Where root's homes may be, the first that fits is taken: `/run` is mounted noexec on some
 /// distributions.
 const ROOTS: [&str; 3] = ["/run", "/var/lib", "/usr/local/lib"];
-/// Folders in which any user may create names.
-const SHARED: [&str; 3] = ["/tmp", "/dev/shm", "/var/tmp"];
 
 const SEARCH_BY_OTHERS: u32 = 0o001;
 const WRITE_BY_OTHERS: u32 = 0o022;

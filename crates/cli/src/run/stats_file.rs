@@ -43,7 +43,10 @@ impl StatsFile {
     /// The same for the file of another option.
     pub fn open_for(option: &str, path: &Path) -> Result<StatsFile, Failure> {
         Self::try_open(path).map_err(|error| {
-            Failure::own(format!("cannot write {option} {}: {error}", path.display()))
+            Failure::own(format!(
+                "cannot write {option} {}: {error}; give a file in a folder that exists and that you may write to",
+                path.display()
+            ))
         })
     }
 

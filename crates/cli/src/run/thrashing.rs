@@ -1,7 +1,7 @@
 //! Warns once, while a run goes on, that its programs thrash under a limit that is kept.
 
-use crate::report::Statistics;
-use crate::summary::comfortable;
+use crate::report::{LimitKind, Statistics};
+use crate::summary::{at_most, comfortable};
 use std::time::{Duration, Instant};
 
 /// Time over which waits are measured. Shorter warns of what a start or a change of phase costs.
@@ -71,12 +71,19 @@ impl Thrashing {
 }
 
 fn warning(share: f64, statistics: &Statistics) -> String {
+    let memfold = std::process::id();
+    let kind = statistics.limit_in_force().1;
+    let flag = match kind {
+        LimitKind::Total => "",
+        LimitKind::Resident => " --resident",
+    };
     let advice = match comfortable(statistics) {
-        Some(limit) => format!(
-            "{limit} would make it less than 5% (memfold limit {} changes it now)",
-            std::process::id()
+        Some(size) => format!(
+            "{} {size} would make it {} (now: memfold limit {memfold} {size}{flag})",
+            kind.option(),
+            at_most()
         ),
-        None => format!("a larger one helps (memfold limit {})", std::process::id()),
+        None => format!("a larger one helps (memfold limit {memfold} SIZE{flag})"),
     };
     format!(
         "the programs thrash under this limit: in the last {} s they waited for memory for {:.0}% of their time; {advice}",
@@ -98,6 +105,24 @@ mod tests {
         let before = spent(100.0, 20.0);
         assert!(spent(109.0, 21.0).thrashing_since(before).is_some());
         assert!(spent(105.0, 25.0).thrashing_since(before).is_none());
+    }
+
+    #[test]
+    fn the_advice_is_for_the_limit_in_force() {
+        let mut statistics = Statistics::new(&memfold_pager::Stats::default(), 0.0, 0);
+        statistics.totals.resident_limit_bytes = 100 << 20;
+        statistics.programs.comfortable_limit_bytes = Some(250 << 20);
+        let text = warning(0.9, &statistics);
+        assert!(text.contains("; --resident 250M would make it at most 5% (now: memfold limit "));
+        assert!(text.ends_with(" 250M --resident)"), "{text}");
+        statistics.totals.limit_bytes = 128 << 20;
+        let text = warning(0.9, &statistics);
+        assert!(
+            text.contains("; --limit 250M") && text.ends_with(" 250M)"),
+            "{text}"
+        );
+        statistics.programs.comfortable_limit_bytes = None;
+        assert!(warning(0.9, &statistics).ends_with(" SIZE)"));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::attachments::Attachments;
 use super::cpu_time::{cpu_seconds, of_programs};
 use super::descendants::{Descendants, Finding, GRACE, Known};
 use super::descriptors;
-use super::escalation::{SAME_WISH, signal_below};
+use super::escalation::{SAME_REQUEST, signal_below};
 use super::host_swap::HostSwap;
 use super::outcome::Outcome;
 use super::raise::stop_by;
@@ -315,7 +315,7 @@ impl Watch<'_> {
             return;
         }
         let send = match state.asked_to_end {
-            Some(since) if since.elapsed() > SAME_WISH => SIGKILL,
+            Some(since) if since.elapsed() > SAME_REQUEST => SIGKILL,
             Some(_) => return,
             None => signal,
         };

@@ -191,7 +191,14 @@ fn cannot_listen(address: &Address, error: &std::io::Error) -> Failure {
             format!("unix:{}", path.display()),
             "; remove the file if no server uses it",
         ),
-        Address::Unix(path) => (format!("unix:{}", path.display()), ""),
+        Address::Unix(path) => (
+            format!("unix:{}", path.display()),
+            "; give a path in a folder that exists and that you may write to",
+        ),
+        Address::Tcp(text) if error.kind() == std::io::ErrorKind::AddrInUse => (
+            text.clone(),
+            "; another program listens there: give another port",
+        ),
         Address::Tcp(text) => (text.clone(), ""),
     };
     Failure::own(format!("cannot listen at {name}: {error}{remedy}"))

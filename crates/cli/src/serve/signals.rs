@@ -1,6 +1,6 @@
 //! The signals that end a disk.
 
-use crate::run::escalation::SAME_WISH;
+use crate::run::escalation::SAME_REQUEST;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
@@ -18,7 +18,7 @@ pub fn block() -> nix::Result<SignalFd> {
 /// After the first: has the next end this process at once, whatever the end of the server waits for.
 pub fn die_by_next(signals: SignalFd) {
     let take = move || {
-        std::thread::sleep(SAME_WISH);
+        std::thread::sleep(SAME_REQUEST);
         while let Ok(Some(_)) = signals.read_signal() {}
         // The kernel gives it to a thread that does not block it.
         if ends().thread_unblock().is_ok() {

@@ -108,7 +108,7 @@ mod tests {
     fn columns_go_before_digits_do() {
         let columns = [
             ("PID", 0, false),
-            ("HELD", 1, false),
+            ("USED", 1, false),
             ("OUT", 2, false),
             ("COMMAND", 0, true),
         ];
@@ -148,8 +148,8 @@ mod tests {
                 .map(|(index, _)| columns[*index].title)
                 .collect()
         };
-        assert_eq!(titles(100), ["PID", "HELD", "OUT", "COMMAND"]);
-        assert_eq!(titles(32), ["PID", "HELD", "COMMAND"]);
+        assert_eq!(titles(100), ["PID", "USED", "OUT", "COMMAND"]);
+        assert_eq!(titles(32), ["PID", "USED", "COMMAND"]);
         assert_eq!(titles(20), ["PID", "COMMAND"]);
     }
 

@@ -1,7 +1,7 @@
 //! What is known of the chosen run or disk, in words.
 
 use crate::disk_report::DiskSnapshot;
-use crate::format::{at_ratio, bytes, grouped, nanoseconds, printable};
+use crate::format::{at_ratio, bytes, grouped, nanoseconds};
 use crate::instance::Instance;
 use crate::report::Snapshot;
 
@@ -84,10 +84,4 @@ fn of_run(run: &Snapshot) -> Vec<String> {
         ),
     ]);
     parts
-}
-
-/// The name that a program gave itself, if it is there.
-pub fn name_of(pid: i32) -> String {
-    let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-    printable(String::from_utf8_lossy(&name).trim_end_matches('\n'))
 }

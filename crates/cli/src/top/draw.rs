@@ -24,7 +24,7 @@ const HELP: [&str; 13] = [
     "+, -  by a tenth",
     "?, h  this help",
     "q, Esc  quit",
-    "HELD counts towards LIMIT",
+    "USED counts towards LIMIT",
     "OUT, IN: pages or blocks a second",
     "P99: 99 % of faults were faster",
 ];
@@ -380,7 +380,7 @@ mod tests {
         assert!(screen(&view, 100).contains("PID▾"));
         assert!(view.press(KeyCode::Char('s')));
         let text = screen(&view, 100);
-        assert!(text.contains("HELD▾"), "{text}");
+        assert!(text.contains("USED▾"), "{text}");
         assert_eq!(view.instances[0].pid(), 200);
         view.press(KeyCode::Char('s'));
         assert_eq!(view.instances[0].pid(), 100);

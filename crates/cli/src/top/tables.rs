@@ -1,10 +1,9 @@
 //! The tables: of runs and disks, of a run's programs, of a program's mappings.
 
 use super::columns::{Column, constraints, first_that_fits, fitting};
-use super::details::name_of;
 use super::mappings::Mapping;
 use super::view::{View, programs_of};
-use crate::format::{bytes, ratio};
+use crate::format::{bytes, name_of, ratio};
 use crate::report::Snapshot;
 use ratatui::Frame;
 use ratatui::layout::Rect;
@@ -28,7 +27,7 @@ const COMMAND: Column = Column {
 /// The columns of the list of runs and disks.
 pub const INSTANCES: [Column; 8] = [
     number("PID", 1),
-    number("HELD", 0),
+    number("USED", 0),
     number("LIMIT", 3),
     number("OUT/s", 4),
     number("IN/s", 5),

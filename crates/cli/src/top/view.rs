@@ -59,7 +59,7 @@ impl Order {
     pub fn title(self) -> &'static str {
         match self {
             Order::Pid => "PID",
-            Order::Held => "HELD",
+            Order::Held => "USED",
             Order::Out => "OUT/s",
             Order::In => "IN/s",
             Order::Command => "COMMAND",

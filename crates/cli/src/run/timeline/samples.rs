@@ -1,6 +1,6 @@
 //! The samples of a run, bounded however long it takes.
 
-use crate::format::printable;
+use crate::format::name_of;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -198,12 +198,6 @@ impl Programs {
     pub fn count(&self) -> u64 {
         self.spans.len() as u64 + self.uncounted
     }
-}
-
-/// The name that a program gave itself: any bytes.
-fn name_of(pid: i32) -> String {
-    let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-    printable(String::from_utf8_lossy(&name).trim_end_matches('\n'))
 }
 
 #[cfg(test)]

@@ -504,11 +504,11 @@ fn what_cannot_be_attached_is_said_in_one_line() {
     let none = attach(i32::MAX as u32).wait_with_output();
     assert_refused(&none.expect("it ends"), "is it the PID of a process?");
     let thread = attach(2).wait_with_output();
-    assert_refused(&thread.expect("it ends"), "cannot attach process 2");
+    assert_refused(&thread.expect("it ends"), "cannot attach PID 2");
     let stage = Stage::new();
     let own = std::process::id();
     let by_stranger = stage.run_as_stranger(&format!("./memfold attach {own}"));
-    assert_refused(&by_stranger, &format!("cannot attach process {own}"));
+    assert_refused(&by_stranger, &format!("cannot attach PID {own}"));
     let output = detach(1);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     assert_eq!(detach(verify.pid()).status.code(), Some(0));

@@ -38,7 +38,7 @@ fn assert_named(outcome: &Outcome, name: &str, why: &str) {
 fn assert_refused(output: &Output, pid: u32, why: &str) {
     let errors = text(&output.stderr);
     assert_eq!(output.status.code(), Some(125), "{errors}");
-    let start = format!("cannot attach process {pid}: {why}");
+    let start = format!("cannot attach PID {pid}: {why}");
     assert!(
         errors.contains(&start) && errors.lines().count() == 1,
         "{errors}"

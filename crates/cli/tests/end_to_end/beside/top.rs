@@ -49,7 +49,7 @@ fn it_fits_every_terminal_and_its_keys_work() {
         terminal.press(&["p"]);
         terminal.shows("the programs", |screen| screen.contains("RESIDENT"));
         terminal.press(&["p", "s"]);
-        terminal.shows("the order", |screen| screen.contains("HELD▾"));
+        terminal.shows("the order", |screen| screen.contains("USED▾"));
         terminal.press(&["q"]);
         terminal.shows("the end", |screen| !screen.contains("quits"));
     }
