@@ -4,6 +4,7 @@ use crate::arena::Arena;
 use crate::system;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use memfold_sys::channel::Channel;
+pub use memfold_sys::hello::READY;
 use memfold_sys::{Errno, PAGE_SIZE};
 
 /// 1 once pages of this program (or of the one it was forked from) may be out: from then on a
@@ -38,7 +39,6 @@ pub struct Handover {
     pub state: AtomicU32,
 }
 
-pub const READY: u32 = 1;
 /// There is no helper, and the supervisor knows of none.
 pub const REFUSED: u32 = 2;
 /// There is no helper, but the supervisor may count on one.

@@ -81,6 +81,6 @@ pub use supervised::mappings::MappingUsage;
 pub use supervised::start_error::StartError;
 pub use supervised::stats::{FaultLatency, Now, ProgramUsage, Stats, Totals};
 #[cfg(not(simulated))]
-pub use supervised::supervisor::{Change, Control, Supervisor};
+pub use supervised::supervisor::{CONTROL, Change, Control, Supervisor};
 #[cfg(not(simulated))]
 pub use supervised::swap::tiers::{SwapFileError, SwapOffError, open_swap_file};

@@ -566,11 +566,6 @@ impl<S: PageSource> SwapSpace<S> {
     pub fn trim_spare(&self) {
         self.pool.trim_spare();
     }
-
-    /// Statistics of the pool by size class.
-    pub fn pool_stats(&self) -> zsmalloc::PoolStats {
-        self.pool.stats()
-    }
 }
 
 impl<S: PageSource> fmt::Debug for SwapSpace<S> {

@@ -39,6 +39,9 @@ pub mod brought {
 /// Where in the library the program's forks are led to: bytes after its entry.
 pub const FORK_ENTRY: u64 = 64;
 
+/// What entering the library returns once there is a helper.
+pub const READY: u32 = 1;
+
 /// Bit of each token by which the child of a prepared fork is recognised, and of no address space's number.
 pub const TOKEN: u64 = 1 << 63;
 

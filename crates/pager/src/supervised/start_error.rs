@@ -19,7 +19,7 @@ pub enum StartError {
         source: io::Error,
     },
     /// The socket's path does not fit into a socket address.
-    #[error("the path {0} is too long for a socket; set XDG_RUNTIME_DIR to a shorter directory")]
+    #[error("the path {0} is too long for a socket; set TMPDIR to a folder with a shorter path")]
     PathTooLong(PathBuf),
     /// The preload library's image lacks the mark that the supervisor patches.
     #[error("the preload library inside this program is damaged; install memfold again")]

@@ -474,8 +474,8 @@ fn smaller_capacities(needed: usize, most: usize) -> impl Iterator<Item = usize>
     sizes.into_iter().filter(move |size| *size < most)
 }
 
-/// File name of the control socket in the run's directory.
-const CONTROL: &str = "control";
+/// File name of the socket in a run's directory to which helpers connect.
+pub const CONTROL: &str = "control";
 /// Number of random names to try. More resists a user who occupies names for longer.
 const TRIES: usize = 16;
 

@@ -210,7 +210,10 @@ fn collect(
                 // For example EMFILE for a child's userfaultfd. The event stays unread, events that
                 // were read stay pending, and the kernel refuses page changes until both are handled.
                 if !std::mem::replace(&mut changes.unreadable, true) {
-                    log::warn!("a program's events cannot be read ({errno}); it waits");
+                    log::warn!(
+                        "cannot read the changes of a program's mappings ({errno}): it waits until that is possible; \
+                         raise ulimit -n if this comes again"
+                    );
                 }
                 crate::time::sleep(fd_pressure::PAUSE);
                 return None;
@@ -241,8 +244,8 @@ fn collect(
         }
         if waited.so_far() > QUIET_PATIENCE {
             log::warn!(
-                "a program has changed its mappings for {} s without a pause; \
-                 their order is a guess from now on",
+                "a program has changed its mappings for {} s without a pause: their order is a guess, and it may read \
+                 wrong data from now on (docs/limits.md)",
                 QUIET_PATIENCE.as_secs()
             );
             return Some(false);

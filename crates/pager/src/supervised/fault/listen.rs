@@ -205,7 +205,10 @@ impl Handlers {
             if let Err(error) = self.cpus[number].epoll.add_arrivals(descriptor, space.id) {
                 space.unlistened.store(true, Ordering::Relaxed);
                 if !space.warned_unlistened.swap(true, Ordering::Relaxed) {
-                    log::warn!("a program's faults cannot be listened to yet, it waits: {error}");
+                    log::warn!(
+                        "cannot listen for the faults of a program ({error}): it waits until that is possible; raise \
+                         ulimit -n or fs.epoll.max_user_watches if this comes again"
+                    );
                 }
                 return Err(error);
             }

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 #[non_exhaustive]
 pub enum DetachError {
     /// It is not under the limit.
-    #[error("it is not under this limit; memfold stat shows the programs that are")]
+    #[error("it is not under this limit; memfold top shows the programs that are (key p)")]
     NotHeld,
     /// It ended meanwhile, or executed another program.
     #[error("it has ended, or executed another program")]

@@ -26,7 +26,7 @@ use image::{Access, Fixup, Image, Segment};
 pub(crate) use late::Haste;
 use lead::Forks;
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::hello::{FORK_ENTRY, Filters, STARTS_LATE_AT, brought};
+use memfold_sys::hello::{FORK_ENTRY, Filters, READY, STARTS_LATE_AT, brought};
 use memfold_sys::privilege;
 use memfold_sys::process::{MapsLine, Process, own_filters};
 use memfold_sys::raw::nr;
@@ -51,7 +51,9 @@ pub enum AttachError {
     )]
     NotPermitted,
     /// It has filters of its own.
-    #[error("it filters its own system calls (seccomp), so memfold makes none in its name")]
+    #[error(
+        "it filters its own system calls (seccomp), so memfold makes none in its name; start it with memfold run"
+    )]
     Filtered,
     /// It may fork in a way that is not known, and the kernel does not report forks to this process.
     #[error(
@@ -201,9 +203,6 @@ impl Attacher {
         self.guests.includes(process)
     }
 }
-
-/// What [`enter`](Library::enter) returns in the program: `READY` of the agent.
-const READY: u64 = 1;
 
 /// How long a thread may take to stop. Longer delays a program whose first threads cannot be stopped.
 const STOPPING: Duration = Duration::from_millis(200);
@@ -367,7 +366,8 @@ impl Library {
         stack: &Range<u64>,
     ) -> Result<(), AttachError> {
         let entry = (start + self.image.entry, how);
-        match tracee.run(entry, stack.end, ADMISSION)? & u64::from(u32::MAX) {
+        // Half of the register.
+        match tracee.run(entry, stack.end, ADMISSION)? as u32 {
             READY => Ok(()),
             _ => Err(AttachError::Refused),
         }
