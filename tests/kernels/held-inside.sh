@@ -1,5 +1,5 @@
 # In a machine of run.sh: memfold run, with programs that verify their pages, forks, and Redis, which saves in the
-# background; with SHORT, without forks and Redis. memfold, verify, forktree, torture, redis-server and redis-cli are programs;
+# background; with SHORT, only the first. memfold, verify, forktree, torture, redis-server and redis-cli are programs;
 # held.sh runs it.
 failed() {
     echo "FAILED: $*"
@@ -20,14 +20,13 @@ memfold run --limit 16M -v -- verify 24 2 /tmp/result 2> /tmp/said || failed "ve
 grep "verify needed .* and ran in 1[0-9]" /tmp/said || failed "verify was not paged out"
 [ ! -s /tmp/result ] || failed "a page was wrong"
 
-[ -n "$SHORT" ] || {
-    memfold run --limit 32M -v -- forktree 4 2> /tmp/said || failed "forktree: $?"
-    tail -n 2 /tmp/said
-}
+[ -z "$SHORT" ] || exit 0
+
+memfold run --limit 32M -v -- forktree 4 2> /tmp/said || failed "forktree: $?"
+tail -n 2 /tmp/said
 memfold run --limit 24M -v -- torture --seconds "${SECONDS_OF_TORTURE:-20}" --megabytes 24 --threads 2 2> /tmp/said ||
     failed "torture: $?"
 tail -n 3 /tmp/said
-[ -z "$SHORT" ] || exit 0
 
 memfold run --limit 16M --stats /tmp/stats -v -- redis-server --port 7000 --save "" --dir /tmp \
     --enable-debug-command yes > /tmp/redis 2> /tmp/said &

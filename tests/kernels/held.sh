@@ -2,7 +2,7 @@
 # Boots a kernel without this machine's files, and runs held-inside.sh there: tests/kernels/held.sh MEMFOLD [SECONDS [KERNEL]]
 #
 # SECONDS of torture, by default 20. KERNEL is a folder as fetch.sh makes it, by default Debian 12's (6.1), which has no
-# UFFDIO_MOVE. With SHORT in the environment, forks and Redis are left out. Needs what run.sh needs, a C compiler, and Redis.
+# UFFDIO_MOVE. With SHORT in the environment, torture, forks and Redis are left out. Needs what run.sh needs, a C compiler, and Redis.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 memfold="${1:?the binary}" seconds="${2:-20}"
