@@ -214,6 +214,47 @@ fn every_statistic_is_documented() {
     }
 }
 
+/// What looks like a path or a name of ours is in the sources, or is one of the kernel's.
+#[test]
+fn identifiers_in_the_design_are_in_the_sources() {
+    const OF_THE_KERNEL: [&str; 6] = [
+        "epoll_wait",
+        "MADV_COLLAPSE",
+        "MADV_SOFT_OFFLINE",
+        "PF_FORKNOEXEC",
+        "RLIMIT_NPROC",
+        "sched_yield",
+    ];
+    let sources = sources();
+    let is_identifier = |text: &str| {
+        text.contains(['_', ':'])
+            && text.split("::").all(|part| {
+                let mut letters = part.chars();
+                letters
+                    .next()
+                    .is_some_and(|c| c.is_alphabetic() || c == '_')
+                    && letters.all(|c| c.is_alphanumeric() || c == '_')
+            })
+    };
+    let mut checked = 0;
+    for document in ["docs/design.md", "docs/testing.md", "ARCHITECTURE.md"] {
+        let text = read(document);
+        // Drawings have backticks in pairs as well.
+        for name in text
+            .split('`')
+            .skip(1)
+            .step_by(2)
+            .filter(|name| is_identifier(name))
+        {
+            let last = name.rsplit("::").next().unwrap_or(name);
+            let is_there = OF_THE_KERNEL.contains(&name) || has_word(&sources, last);
+            assert!(is_there, "{document} names {name}");
+            checked += 1;
+        }
+    }
+    assert!(checked > 100, "{checked} names were found");
+}
+
 #[test]
 fn what_is_documented_is_in_the_sources() {
     let sources = sources();

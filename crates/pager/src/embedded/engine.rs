@@ -14,6 +14,7 @@ use super::stats::{Counters, Stats};
 use super::streams::Streams;
 use super::victims::new_replacement;
 use super::{listener, signals, worker};
+use crate::Limit;
 use crate::backoff::CompressionPolicy;
 use crate::pool_memory::MappedSource;
 use memfold_swap::{RemoteUsage, SwapConfig, SwapSpace};
@@ -103,6 +104,39 @@ fn open(mode: Mode) -> Result<(OwnedFd, Mover), Error> {
     }
 }
 
+fn check_limit(limit: Limit) -> Result<(), Error> {
+    let least = 2 * LEAST_PAGES * PAGE_SIZE as u64;
+    let limits = [limit.total_bytes, limit.resident_bytes];
+    match limits.into_iter().flatten().min() {
+        Some(bytes) if bytes < least => Err(Error::LimitTooSmall { bytes, least }),
+        _ => Ok(()),
+    }
+}
+
+/// Whether pages may go to a store on other machines.
+fn check_remote(mode: Mode, limit: Limit) -> Result<(), Error> {
+    let why = match (mode, limit.total_bytes) {
+        (Mode::Protection, _) => "it needs userfaultfd (signal or thread mode)",
+        (_, None) => "it needs a limit for everything, half of which the pool takes",
+        _ => return Ok(()),
+    };
+    Err(Error::Remote(why.into()))
+}
+
+/// The stage, registered where pages are moved there by a userfaultfd.
+fn new_stage(uffd: Option<&OwnedFd>, mover: Option<Mover>) -> Result<Reservation, Error> {
+    // One page more, whose fault stops the listener.
+    let stage = Reservation::new((WORKERS * BATCH + 1) * PAGE_SIZE, PAGE_SIZE)
+        .and_then(|stage| stage.make_anonymous(0).map(|()| stage))
+        .map_err(Error::system("reserve the stage"))?;
+    if let (Some(uffd), Some(Mover::Userfaultfd)) = (uffd, mover) {
+        borrow(uffd)
+            .register(stage.start().as_ptr() as u64, stage.length() as u64)
+            .map_err(|errno| Error::system("register the stage")(errno.into()))?;
+    }
+    Ok(stage)
+}
+
 impl Engine {
     /// Makes an engine and starts its threads.
     ///
@@ -110,37 +144,14 @@ impl Engine {
     /// If the limit is too small, or the host does not allow what the mode needs.
     pub fn new(config: &Config) -> Result<Engine, Error> {
         check_page_size().map_err(Error::system("page memory out"))?;
-        let least = 2 * LEAST_PAGES * PAGE_SIZE as u64;
-        let smallest = [config.limit.total_bytes, config.limit.resident_bytes]
-            .into_iter()
-            .flatten()
-            .min();
-        if let Some(bytes) = smallest.filter(|bytes| *bytes < least) {
-            return Err(Error::LimitTooSmall { bytes, least });
-        }
+        check_limit(config.limit)?;
         let (mode, opened) = choose(config.mode)?;
         let (uffd, mover) = opened.unzip();
         if config.remote.is_some() {
-            let why = match (mode, config.limit.total_bytes) {
-                (Mode::Protection, _) => "it needs userfaultfd (signal or thread mode)",
-                (_, None) => "it needs a limit for everything, half of which the pool takes",
-                _ => "",
-            };
-            if !why.is_empty() {
-                return Err(Error::Remote(why.into()));
-            }
+            check_remote(mode, config.limit)?;
         }
         worker::prepare().map_err(Error::system("allocate buffers"))?;
-        // One page more, whose fault stops the listener.
-        let stage = Reservation::new((WORKERS * BATCH + 1) * PAGE_SIZE, PAGE_SIZE)
-            .and_then(|stage| stage.make_anonymous(0).map(|()| stage))
-            .map_err(Error::system("reserve the stage"))?;
-        if let (Some(uffd), Some(Mover::Userfaultfd)) = (&uffd, mover) {
-            let range = (stage.start().as_ptr() as u64, stage.length() as u64);
-            borrow(uffd)
-                .register(range.0, range.1)
-                .map_err(|errno| Error::system("register the stage")(errno.into()))?;
-        }
+        let stage = new_stage(uffd.as_ref(), mover)?;
         let mut space = SwapSpace::new(MappedSource::default(), swap_config(config))
             .map_err(|error| Error::Pool(Box::new(error)))?;
         if let Some(remote) = &config.remote {
@@ -189,25 +200,30 @@ impl Engine {
             threads: Vec::new(),
             listens: false,
         };
-        engine.start("memfold-reclaim", EngineState::reclaim_thread)?;
-        if engine.state.uffd.is_some() {
-            engine.start("memfold-keeper", keep_descriptor)?;
-            engine.state.keeps.wait();
-        }
-        if mode == Mode::Thread {
-            engine.start("memfold-fault", listener::run)?;
-            engine.listens = true;
-        }
-        if engine.state.remote.is_some() {
-            for _ in 0..THREADS {
-                engine.start("memfold-remote", EngineState::remote_thread)?;
-            }
-            engine.start("memfold-send", EngineState::send_thread)?;
-        }
-        if engine.state.readahead.is_enabled() {
-            engine.start("memfold-readahead", EngineState::readahead_thread)?;
-        }
+        engine.start_threads()?;
         Ok(engine)
+    }
+
+    fn start_threads(&mut self) -> Result<(), Error> {
+        self.start("memfold-reclaim", EngineState::reclaim_thread)?;
+        if self.state.uffd.is_some() {
+            self.start("memfold-keeper", keep_descriptor)?;
+            self.state.keeps.wait();
+        }
+        if self.state.mode == Mode::Thread {
+            self.start("memfold-fault", listener::run)?;
+            self.listens = true;
+        }
+        if self.state.remote.is_some() {
+            for _ in 0..THREADS {
+                self.start("memfold-remote", EngineState::remote_thread)?;
+            }
+            self.start("memfold-send", EngineState::send_thread)?;
+        }
+        if self.state.readahead.is_enabled() {
+            self.start("memfold-readahead", EngineState::readahead_thread)?;
+        }
+        Ok(())
     }
 
     fn start(&mut self, name: &str, run: fn(&EngineState)) -> Result<(), Error> {

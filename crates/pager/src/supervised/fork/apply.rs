@@ -7,6 +7,7 @@
 //! waits for that fault.
 
 use crate::page_state::PageState;
+use crate::page_table::PageTable;
 use crate::supervised::events::reorder::Change;
 use crate::supervised::fork::inheritance::Inheritance;
 use crate::supervised::group::Group;
@@ -87,6 +88,34 @@ fn inherited(space: &AddressSpace, state: PageState) -> Option<PageState> {
 }
 
 impl AddressSpace {
+    /// Copies the page states to the table of a child; what is resident is shared then. Returns whether any page is
+    /// stored, and how many are resident.
+    fn copy_states(&self, gate: &Exclusive<'_>, child: &mut PageTable) -> (bool, u64) {
+        let (mut any_stored, mut present) = (false, 0);
+        gate.table().copy_to(child, |entry| {
+            let state = entry.load();
+            if let PageState::Resident {
+                skips,
+                shared: false,
+            } = state
+            {
+                entry.set(PageState::Resident {
+                    skips,
+                    shared: true,
+                });
+            }
+            // What is staged still was not stored: the child is killed.
+            if matches!(state, PageState::Staged(_) | PageState::Returning(_)) {
+                return None;
+            }
+            let state = inherited(self, state)?;
+            any_stored |= matches!(state, PageState::Swapped(..));
+            present += u64::from(matches!(state, PageState::Resident { .. }));
+            Some(state)
+        });
+        (any_stored, present)
+    }
+
     /// Creates the address space of a child. The kernel refused page changes since the fork, and the
     /// gate is held, so the parent's states are those of the child. If staged pages are lost, because
     /// the parent is gone, the child is killed at its first fault.
@@ -118,28 +147,7 @@ impl AddressSpace {
         let mut child = AddressSpace::new(resources, id, (uffd, port), fork);
         let lost = self.has_staged(gate);
         child.fork.lost.store(lost, Ordering::Relaxed);
-        let (mut any_stored, mut present) = (false, 0);
-        gate.table().copy_to(child.table.get_mut(), |entry| {
-            let state = entry.load();
-            if let PageState::Resident {
-                skips,
-                shared: false,
-            } = state
-            {
-                entry.set(PageState::Resident {
-                    skips,
-                    shared: true,
-                });
-            }
-            // What is staged still was not stored: the child is killed.
-            if matches!(state, PageState::Staged(_) | PageState::Returning(_)) {
-                return None;
-            }
-            let state = inherited(self, state)?;
-            any_stored |= matches!(state, PageState::Swapped(..));
-            present += u64::from(matches!(state, PageState::Resident { .. }));
-            Some(state)
-        });
+        let (any_stored, present) = self.copy_states(gate, child.table.get_mut());
         *lock(&child.managed) = lock(&self.managed).clone();
         *lock(&child.thread_ends) = lock(&self.thread_ends).clone();
         *lock(&child.fork.inheritance) = Some(Inheritance::default());
