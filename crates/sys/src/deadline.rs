@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Threads that may be waiting past their deadline at the same time; each keeps its stack. With more, nothing of the kind is
 /// started any more: for processes of this process's own user so many, and for all others as many together.
 const MOST_OVERDUE: u32 = 32;
-/// The same for each other user: none of them can keep the others' processes from being looked at.
+/// The same for each other UID: one alone cannot keep the others' processes from being looked at.
 const MOST_OF_OTHER: u32 = 4;
 
 /// Threads that are waiting past their deadline, by the users whose processes hold them up. Its lock is held for a look.

@@ -51,13 +51,12 @@ const ALL_BUT_TRAPS: u64 = !(1 << (libc::SIGTRAP - 1));
 /// How long reading or writing the program's memory may take: it may have mapped a file of its own FUSE server there.
 const MEMORY_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long a thread is waited for that is to be put back, and cannot be, as its process is frozen. Less would have the
-/// kernel kill it.
+/// How long a thread is waited for that is to be put back, and cannot be, as its process is frozen or waits for a file
+/// server. Less would have the kernel kill it.
 const PUTTING_BACK: Duration = Duration::from_secs(300);
-/// The same where it waits for something else: after that its process is killed. What it was sent to do waits for nothing
-/// but page faults; it was sent elsewhere by the program then (as the parent of a `vfork`, or to a file server that
-/// does not answer), and other programs wait for the thread that traces it.
-const WAITING: Duration = Duration::from_secs(5);
+/// The same for the parent of a `vfork`: after that its process is killed. What it was sent to do makes none, so the program
+/// has changed that, and other programs wait for the thread that traces it.
+const AFTER_VFORK: Duration = Duration::from_secs(5);
 
 const MASK_BYTES: usize = 8;
 
@@ -293,9 +292,10 @@ impl Drop for Tracee {
         {
             // It runs, or waits in the kernel.
             let _ = self.interrupt(Duration::from_secs(1));
-            if since.elapsed() >= WAITING && waits_unfrozen(&self.process, self.thread) {
-                // Fails only if the process is gone.
+            if since.elapsed() >= AFTER_VFORK && self.process.waits_for_vfork(self.thread) {
+                // Fails only if the process is gone. It runs nothing of the program's any more.
                 let _ = self.process.signal(libc::SIGKILL);
+                break;
             }
         }
         // These fail only if the process is gone.
@@ -451,19 +451,6 @@ fn stop_of(thread: i32) -> io::Result<Option<Stop>> {
     }))
 }
 
-/// Whether a thread waits in the kernel, uninterruptibly, and not as its control group is frozen.
-fn waits_unfrozen(process: &Process, thread: i32) -> bool {
-    let channel = process.text(&format!("task/{thread}/wchan"));
-    // `0` where the kernel does not tell.
-    let is_known = channel.is_ok_and(|channel| {
-        let is_frozen = ["refrigerator", "freez"]
-            .iter()
-            .any(|part| channel.contains(part));
-        !is_frozen && !channel.is_empty() && channel != "0"
-    });
-    is_known && process.state(thread) == Some('D')
-}
-
 fn has_ended(process: &Process, thread: i32) -> bool {
     matches!(process.state(thread), None | Some('Z' | 'X'))
 }
@@ -566,7 +553,7 @@ mod tests {
         let began = Instant::now();
         drop(tracee);
         forked.signal(libc::SIGKILL).unwrap();
-        assert!(began.elapsed() < 4 * WAITING, "{:?}", began.elapsed());
+        assert!(began.elapsed() < 4 * AFTER_VFORK, "{:?}", began.elapsed());
         assert!(!child.0.wait().unwrap().success());
     }
 

@@ -99,6 +99,15 @@ impl Process {
         }
     }
 
+    /// Whether one of its threads waits for a child that uses the same memory, as the parent of a `vfork` does.
+    pub(crate) fn waits_for_vfork(&self, thread: i32) -> bool {
+        let shares = |child: &i32| has_same_memory(self.pid(), *child).unwrap_or(false);
+        self.state(thread) == Some('D')
+            && self
+                .children_of(thread)
+                .is_ok_and(|children| children.iter().take(MOST_CHILDREN).any(shares))
+    }
+
     /// The children of a thread; none if it has ended.
     fn children_of(&self, thread: i32) -> io::Result<Vec<i32>> {
         let mut buffer = [0u8; 4096];
