@@ -9,11 +9,13 @@ use super::unmanaged::{self, Reason};
 use crate::format::name_of;
 use memfold_pager::AttachError;
 use memfold_sys::deadline;
+use memfold_sys::is_shortage;
 use memfold_sys::privilege;
 use memfold_sys::process::{self, Process};
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::fs;
+use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -210,7 +212,7 @@ impl Descendants {
     fn judge(&self, pid: i32, image: &mut Image, known: &Known) -> Option<Reason> {
         if image.standing == Standing::New {
             let is_static = within(pid, move || unmanaged::is_static(pid));
-            if is_static != Some(true) || !self.attach(pid, image)? {
+            if !matches!(is_static, Ok(Some(true))) || !self.attach(pid, image)? {
                 image.standing = Standing::Interpreted;
             }
         }
@@ -220,7 +222,10 @@ impl Descendants {
             }
             Standing::Interpreted if image.since.elapsed() >= GRACE && !is_ending(pid) => {
                 let (preload, is_short) = (self.preload.clone(), known.is_short);
-                let reason = within(pid, move || unmanaged::reason(pid, &preload, is_short));
+                let reason = match within(pid, move || unmanaged::reason(pid, &preload, is_short)) {
+                    Err(error) if is_shortage(&error) => Some(Reason::Descriptors),
+                    reason => reason.ok().flatten(),
+                };
                 if reason == Some(Reason::Environment) && self.attach(pid, image)? {
                     return None;
                 }
@@ -297,10 +302,16 @@ fn resident_bytes(pid: i32) -> u64 {
     pages * memfold_sys::PAGE_SIZE as u64
 }
 
-/// Looks at files of a process, whose program can hold that up; `None` if it does, or the process is gone.
-fn within<T: Send + 'static>(pid: i32, look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    let user = Process::open(pid).ok()?.user().ok()?;
-    deadline::within(user, PATIENCE, look)
+/// Looks at files of a process, whose program can hold that up; `None` if it does.
+///
+/// # Errors
+/// If the process is gone, or descriptors are short.
+fn within<T: Send + 'static>(
+    pid: i32,
+    look: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<Option<T>> {
+    let user = Process::open(pid)?.user()?;
+    Ok(deadline::within(user, PATIENCE, look))
 }
 
 /// Whether no thread of a process has memory any more. It may take long to end after that.

@@ -12,8 +12,8 @@ use std::os::unix::fs::FileExt;
 /// The most bytes of `maps` that are read: four times what the default of `vm.max_map_count` allows with usual paths. More
 /// lets a program keep a thread busy for longer.
 pub(super) const MOST_OF_MAPS: u64 = 32 << 20;
-/// The same for `smaps`, which has some ten times as much of each mapping.
-pub(super) const MOST_OF_SMAPS: u64 = 8 * MOST_OF_MAPS;
+/// The same for `smaps`, which has up to some fifteen times as much of each mapping.
+pub(super) const MOST_OF_SMAPS: u64 = 16 * MOST_OF_MAPS;
 
 /// Hands the lines of a file of `/proc` to `look`, from its beginning, without their ends, until that breaks. Such files
 /// make up each part when it is read, so others may read the same one meanwhile. Bytes that are not UTF-8 become `�`.

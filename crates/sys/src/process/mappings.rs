@@ -282,7 +282,7 @@ impl Inspector {
     /// flags of mappings.
     ///
     /// # Errors
-    /// If it was not, if they take more than 256 MiB, and if the address space is gone.
+    /// If it was not, if they take more than 512 MiB, and if the address space is gone.
     pub fn inherited_ranges(&self, by: InheritedBy) -> io::Result<Vec<InheritedRange>> {
         let smaps = self.smaps.lock().unwrap_or_else(PoisonError::into_inner);
         let file = smaps.as_ref().ok_or(io::ErrorKind::NotFound)?;

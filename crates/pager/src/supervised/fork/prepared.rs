@@ -223,6 +223,9 @@ impl Reader {
             space.begin_events(gate);
             space.store_staged(gate);
             space.find_stray();
+            if space.sampling.is_unreadable.load(Ordering::Relaxed) {
+                return Listed::Never;
+            }
             // What is read from here on may be missing in the list.
             fork.listed_after = Some(space.prepared.changes.load(Ordering::Relaxed));
             let Ok(spans) = space.withheld_spans() else {

@@ -216,11 +216,23 @@ impl AddressSpace {
                  does not know where the child has its paged-out pages",
             );
         }
-        if self.resources.prepares_forks() && self.has_lost_marks(gate, &mappings.registered) {
-            self.kill_program(
-                "its parent took back advice of memfold's on its memory (madvise), so memfold does not know which of it \
-                 is paged out",
-            );
+        if !self.resources.prepares_forks() {
+            return;
+        }
+        match self.has_lost_marks(gate, &mappings.registered) {
+            Some(false) => {}
+            Some(true) => {
+                self.kill_program(
+                    "its parent took back advice of memfold's on its memory (madvise), so memfold does not know which of \
+                     it is paged out",
+                );
+            }
+            None => {
+                self.kill_program(
+                    "it has more mappings, or longer paths of mapped files, than memfold reads, so memfold does not know \
+                     which of its memory is paged out",
+                );
+            }
         }
     }
 }
@@ -246,13 +258,14 @@ impl AddressSpace {
         unmapped.any(|range| is_any_swapped(gate, range) && range.pages() >= shortest)
     }
 
-    /// Whether pages are paged out where the child of a prepared fork has memory without a mark.
-    fn has_lost_marks(&self, gate: &Exclusive<'_>, marked: &RangeSet) -> bool {
+    /// Whether pages are paged out where the child of a prepared fork has memory without a mark; `None` if that cannot be
+    /// told.
+    fn has_lost_marks(&self, gate: &Exclusive<'_>, marked: &RangeSet) -> Option<bool> {
         let areas = match self.inspector().map(|inspector| inspector.vmas()) {
             Some(Ok(areas)) => areas,
-            Some(Err(error)) if error.kind() == ErrorKind::FileTooLarge => return true,
+            Some(Err(error)) if error.kind() == ErrorKind::FileTooLarge => return None,
             // It is gone.
-            Some(Err(_)) | None => return false,
+            Some(Err(_)) | None => return Some(false),
         };
         let areas = areas.iter().filter(|area| area.is_anonymous());
         let areas = areas.map(|area| PageRange::of_addresses(area.start, area.end));
@@ -262,7 +275,7 @@ impl AddressSpace {
             known.add(attached.arena.whole);
         }
         let mut unmarked = areas.flat_map(|range| known.uncovered(range));
-        unmarked.any(|range| is_any_swapped(gate, range))
+        Some(unmarked.any(|range| is_any_swapped(gate, range)))
     }
 }
 

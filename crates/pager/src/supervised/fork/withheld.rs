@@ -159,9 +159,15 @@ impl AddressSpace {
         let Some(inspector) = self.inspector().filter(|_| !new.is_empty()) else {
             return (Vec::new(), Vec::new());
         };
-        let Ok(areas) = inspector.kept_from_children() else {
-            // It is gone.
-            return (Vec::new(), new);
+        let areas = match inspector.kept_from_children() {
+            Ok(areas) => areas,
+            Err(error) => {
+                if error.kind() == io::ErrorKind::FileTooLarge {
+                    self.note_unreadable();
+                }
+                // Else it is gone.
+                return (Vec::new(), new);
+            }
         };
         let mut kept = RangeSet::default();
         for (start, end) in areas {
@@ -223,12 +229,15 @@ impl AddressSpace {
         if !self.prepared.astray.load(Ordering::Relaxed) {
             return false;
         }
-        let Some(marked) = self
-            .inspector()
-            .and_then(|inspector| inspector.inherited(InheritedBy::Mark).ok())
-        else {
+        let marked = match self.inspector().map(|one| one.inherited(InheritedBy::Mark)) {
+            Some(Ok(marked)) => marked,
+            Some(Err(error)) if error.kind() == io::ErrorKind::FileTooLarge => {
+                // Forks are denied then.
+                self.note_unreadable();
+                return false;
+            }
             // It is gone.
-            return false;
+            Some(Err(_)) | None => return false,
         };
         let (mut found, mut moves_unseen) = (false, false);
         let mut withheld = lock(&self.prepared.withheld);

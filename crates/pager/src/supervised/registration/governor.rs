@@ -406,11 +406,7 @@ impl Governor {
         let mut scan = match VmaScan::of(space, attached) {
             Ok(scan) => scan,
             Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
-                space.sampling.is_unreadable.store(true, Ordering::Relaxed);
-                log::warn!(
-                    "a program has more mappings, or longer names of mapped files, than memfold reads: what it maps from \
-                     now on is not under the limit"
-                );
+                space.note_unreadable();
                 return;
             }
             Err(_) => {

@@ -49,6 +49,19 @@ pub(crate) struct VmaScan {
     tails: Vec<PageRange>,
 }
 
+impl AddressSpace {
+    /// There are more mappings, or longer names of mapped files, than are read: they are scanned no more.
+    pub(crate) fn note_unreadable(&self) {
+        if !self.sampling.is_unreadable.swap(true, Ordering::Relaxed) {
+            let pid = self.inspector().map_or(0, |inspector| inspector.pid());
+            log::warn!(
+                "process {pid} has more mappings, or longer paths of mapped files, than memfold reads: memory that it maps \
+                 from now on cannot be paged out, and may exceed the limit; map less, or files with shorter paths"
+            );
+        }
+    }
+}
+
 impl VmaScan {
     /// Scans the VMAs of a program.
     pub(crate) fn of(space: &AddressSpace, attached: &Attached) -> io::Result<VmaScan> {

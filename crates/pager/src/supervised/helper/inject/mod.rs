@@ -71,6 +71,9 @@ pub enum AttachError {
     /// It is stopped.
     #[error("it is stopped, or a debugger holds it; let it go on first")]
     Stopped,
+    /// Its mappings cannot be read.
+    #[error("it has more mappings, or longer paths of mapped files, than memfold reads")]
+    TooManyMappings,
     /// No thread of it could be stopped in time.
     #[error("none of its threads could be stopped; try again")]
     Busy,
@@ -380,7 +383,15 @@ fn has_mapping(
     is_meant: impl Fn(MapsLine<'_>) -> bool,
 ) -> Result<bool, AttachError> {
     let found = process.find_mapping(|line| is_meant(line).then_some(()));
-    Ok(found.map_err(|_| AttachError::NotPermitted)?.is_some())
+    Ok(found.map_err(unreadable)?.is_some())
+}
+
+/// Why mappings could not be read.
+fn unreadable(error: io::Error) -> AttachError {
+    match error.kind() {
+        io::ErrorKind::FileTooLarge => AttachError::TooManyMappings,
+        _ => AttachError::NotPermitted,
+    }
 }
 
 /// Stops a thread of a process, the main thread if that can be, and does something by it.

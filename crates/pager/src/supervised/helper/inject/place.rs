@@ -1,6 +1,6 @@
 //! Where something of memfold's is mapped in a program that runs.
 
-use super::{AttachError, PROT_NONE, PROT_READ, PROT_WRITE, protect};
+use super::{AttachError, PROT_NONE, PROT_READ, PROT_WRITE, protect, unreadable};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::process::{MapsLine, Process};
 use memfold_sys::raw::nr;
@@ -94,7 +94,7 @@ impl Mapping {
             all.push(Mapping::of(line));
             None::<()>
         });
-        listed.map_err(|_| AttachError::NotPermitted)?;
+        listed.map_err(unreadable)?;
         Ok(all)
     }
 }
