@@ -86,6 +86,9 @@ impl EngineState {
 
     /// Brings in the pages of a span that are on other machines.
     fn bring_in_remote(&self, area: &Area, span: Advice) {
+        if area.mapped().is_none() {
+            return;
+        }
         let mut worker = worker::take();
         // Before the gate is entered: for room, pages of any area move out, this one included. A thread that enters its
         // gate twice waits for itself where another began to wait in between, to unmap the area.

@@ -167,7 +167,11 @@ impl Reclaimer {
                 break;
             }
             #[cfg(not(simulated))]
-            self.group.hold_pool_limit(&mut self.worker.scratch);
+            {
+                // Faults that miss a gate are not deferred any more.
+                let until = self.has_missed().then(|| Instant::now() + GATE_PATIENCE);
+                self.group.hold_pool_limit(&mut self.worker.scratch, until);
+            }
             let excess = resident - marks.stop;
             let is_waited_for = resident > marks.hard || !self.group.deferred.is_empty();
             let made = match self.choose() {

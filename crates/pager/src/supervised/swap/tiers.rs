@@ -144,8 +144,8 @@ impl Group {
         total.map(PoolShare::of)
     }
 
-    /// Keeps the pool within its share. Called by the reclaimer before it stores pages.
-    pub(crate) fn hold_pool_limit(&self, scratch: &mut Scratch) {
+    /// Keeps the pool within its share, at the latest until then. Called by the reclaimer before it stores pages.
+    pub(crate) fn hold_pool_limit(&self, scratch: &mut Scratch, until: Option<Instant>) {
         let share = self.pool_share();
         self.compression.note_outlet(share.is_some());
         let Some(share) = share else {
@@ -157,7 +157,11 @@ impl Group {
         }
         // A slow device takes seconds for what a lowered limit leaves to write. Faults that have waited for long are
         // served in between.
-        let go_on = || !self.deferred.is_overdue() && !self.stopping.load(Ordering::Relaxed);
+        let go_on = || {
+            !self.deferred.is_overdue()
+                && until.is_none_or(|until| Instant::now() < until)
+                && !self.stopping.load(Ordering::Relaxed)
+        };
         self.shrink_pool(share.hard, scratch, go_on);
     }
 
@@ -543,10 +547,12 @@ mod tests {
         // A step goes to the end of a cluster, of 2 MiB.
         assert!((1..=4 << 20).contains(&written), "{written}");
         group.stopping.store(true, Ordering::Relaxed);
-        group.hold_pool_limit(&mut scratch);
+        group.hold_pool_limit(&mut scratch, None);
         assert_eq!(full - swap.pool_bytes(), written, "the group stops");
         group.stopping.store(false, Ordering::Relaxed);
-        group.hold_pool_limit(&mut scratch);
+        group.hold_pool_limit(&mut scratch, Some(Instant::now()));
+        assert_eq!(full - swap.pool_bytes(), written, "the time is over");
+        group.hold_pool_limit(&mut scratch, None);
         assert!(swap.pool_bytes() <= 8 << 20);
     }
 
