@@ -23,6 +23,7 @@ mod intruders;
 mod late;
 mod leftovers;
 mod live_control;
+mod long_maps;
 mod mappings;
 mod observers;
 mod other_libraries;
