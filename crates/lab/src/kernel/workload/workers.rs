@@ -143,8 +143,9 @@ pub fn evict(workers: &mut [Worker], options: &Options) -> Result<f64> {
 }
 
 fn evict_by_ballast(workers: &mut [Worker], options: &Options) -> Result<f64> {
-    /// Passes of the ballast over its memory before eviction counts as failed.
-    const PASSES: usize = 8;
+    /// Passes of the ballast over its memory before eviction counts as failed. memfold takes pages of each program by what it
+    /// has left, so the last of a worker's take several.
+    const PASSES: usize = 32;
     let limit = options.number("limit-megabytes", 0)?;
     let data = options.value("data").unwrap_or("phrases");
     let arguments = ["--megabytes", &limit.to_string(), "--data", data].map(str::to_owned);
