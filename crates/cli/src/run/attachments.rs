@@ -71,6 +71,14 @@ impl Attachments {
         };
     }
 
+    /// Forgets failures of processes that are gone.
+    pub fn forget(&self, is_gone: impl Fn(i32) -> bool) {
+        let is_kept = |pid: &i32, attempt: &mut Attempt| {
+            matches!(attempt, Attempt::UnderWay) || !is_gone(*pid)
+        };
+        self.attempts().retain(is_kept);
+    }
+
     /// Why the last attempt failed; the answer is given once.
     pub fn take_failure(&self, pid: i32) -> Option<AttachError> {
         let mut attempts = self.attempts();

@@ -198,6 +198,9 @@ impl Descendants {
             };
             seen.insert(pid, image);
         }
+        if let Some(attachments) = &self.attachments {
+            attachments.forget(|pid| !seen.contains_key(&pid));
+        }
         self.images = seen;
         let unmanaged = self
             .images

@@ -69,7 +69,11 @@ impl Governor {
         let mut is_awaited = false;
         for space in spaces {
             let Some(wanted) = space.channel.unregister_wanted() else {
-                self.unregistering.requests.remove(&space.id);
+                let request = self.unregistering.requests.remove(&space.id);
+                if request.is_some_and(|request| request.answered.is_none()) {
+                    // The program has given it up: what was unregistered is registered again.
+                    space.sampling.rescan.store(true, Ordering::Relaxed);
+                }
                 continue;
             };
             if !wanted.is_answered {
