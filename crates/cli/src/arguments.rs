@@ -305,7 +305,7 @@ impl ValueEnum for SummaryWhen {
     fn to_possible_value(&self) -> Option<PossibleValue> {
         Some(match self {
             SummaryWhen::Auto => PossibleValue::new("auto").help(
-                "If pages went out, the limit was not kept, or as much was used outside of it",
+                "If pages went out, the limit was not kept, or more than that was used outside of it",
             ),
             SummaryWhen::Always => PossibleValue::new("always").help("After each run"),
             SummaryWhen::Never => PossibleValue::new("never").help("After none"),
