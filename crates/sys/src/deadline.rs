@@ -80,9 +80,10 @@ fn is_runnable(thread: u32) -> bool {
     thread == 0 || stat().is_ok_and(|stat| stat_field(&stat, 3) == Some('R'))
 }
 
-/// Runs `work`, which a process of `user` can hold up, in another thread and returns its result; `None` if the result is not there within
-/// `patience` (pauses of this process do not count, nor does, up to a bound, that the thread lacks a CPU), no thread
-/// can be had, or that user's processes hold up several others. The thread is left behind then and ends when its wait does.
+/// Runs `work`, which a process of `user` can hold up, in another thread and returns its result; `None` if the result is not
+/// there within `patience` (pauses of this process do not count, nor does, up to a bound, that the thread lacks a CPU), no
+/// thread can be had, or that user's processes hold up several others. The thread is left behind then and ends when its wait
+/// does.
 pub fn within<T: Send + 'static>(
     user: u32,
     patience: Duration,
