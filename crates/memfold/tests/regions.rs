@@ -367,6 +367,31 @@ fn what_cannot_be_stored_in_less_exceeds_the_limit() {
     }
 }
 
+/// Threads that take room while what others moved out enlarges the pool, which leaves less room.
+#[test]
+fn writers_at_once_stay_in_a_limit_on_all_memory() {
+    const WRITERS: usize = 8;
+    for mode in modes() {
+        for round in 0..20 {
+            let memfold = builder(mode).limit(24 * MIB as u64).build().unwrap();
+            let mut region = memfold.map(48 * MIB).unwrap();
+            let part = region.len() / WRITERS;
+            std::thread::scope(|scope| {
+                for pages in region.chunks_exact_mut(part) {
+                    scope.spawn(move || {
+                        for (number, page) in pages.chunks_exact_mut(PAGE).enumerate() {
+                            fill_page(&mut page[..PAGE / 4], number as u64, round);
+                            page[PAGE / 4..].fill(round as u8);
+                        }
+                    });
+                }
+            });
+            let stats = memfold.stats();
+            assert_eq!(stats.over_limit_pages, 0, "{mode:?}: {stats:?}");
+        }
+    }
+}
+
 #[test]
 fn bad_requests_say_what_is_wrong() {
     let small = Memfold::builder().limit(1000).build().unwrap_err();

@@ -74,6 +74,7 @@ impl Account {
 
     /// Takes room for `pages` if there is.
     pub(super) fn reserve(&self, pages: u64) -> bool {
+        let left = self.left.load(Relaxed);
         let before = self.resident.fetch_add(pages, Relaxed);
         let allowed = self.allowed.load(Relaxed);
         let free = allowed.saturating_sub(before);
@@ -81,14 +82,14 @@ impl Account {
             self.resident.fetch_sub(pages, Relaxed);
             return false;
         }
-        self.note_peak(before + pages);
+        self.note_peak(before + pages, left);
         true
     }
 
     /// Takes room that there is not.
     pub(super) fn reserve_beyond(&self, pages: u64) {
         let now = self.resident.fetch_add(pages, Relaxed) + pages;
-        self.note_peak(now);
+        self.note_peak(now, 0);
     }
 
     /// Nothing more can be moved out. To be followed by [`Account::refresh`].
@@ -97,14 +98,23 @@ impl Account {
         self.relief.relax(resident, Instant::now());
     }
 
-    fn note_peak(&self, now: u64) {
+    /// `left` is what was left before room was taken: where another thread's pool has grown since, that thread has
+    /// yet to release what it moved out.
+    fn note_peak(&self, now: u64, left: u64) {
         if now > self.peak.load(Relaxed) {
             self.peak.fetch_max(now, Relaxed);
         }
-        let excess = now.saturating_sub(self.left.load(Relaxed));
+        let excess = now.saturating_sub(left.max(self.left.load(Relaxed)));
         if excess > 0 {
             self.excess.fetch_max(excess, Relaxed);
         }
+    }
+
+    /// Pages were moved out, with `other` bytes of pool and records now. What they take there is subtracted first: it is
+    /// room for no other thread.
+    pub(super) fn moved_out(&self, pages: u64, other: u64) {
+        self.refresh(other);
+        self.release(pages);
     }
 
     /// Gives room back.
@@ -215,6 +225,17 @@ mod tests {
         assert_eq!(account.allowed_pages(), 6000);
         account.refresh(u64::MAX);
         assert_eq!(account.allowed_pages(), LEAST_PAGES);
+    }
+
+    #[test]
+    fn what_the_pool_takes_is_no_room() {
+        let account = account(1000);
+        assert!(account.reserve(1000));
+        account.moved_out(64, 32 * PAGE_SIZE as u64);
+        assert!(!account.reserve(33) && account.reserve(32));
+        // One that took room before the pool had grown, and is late to note it.
+        account.note_peak(1000, 1000);
+        assert_eq!(account.excess_pages(), 0);
     }
 
     #[test]

@@ -153,9 +153,12 @@ impl EngineState {
     }
 
     pub(super) fn refresh_account(&self) {
-        let records = self.ledger.state_bytes();
-        let other = self.space.pool_bytes() + self.space.metadata_bytes() + records;
-        self.account.refresh(other);
+        self.account.refresh(self.other_bytes());
+    }
+
+    /// Bytes of pool and records.
+    pub(super) fn other_bytes(&self) -> u64 {
+        self.space.pool_bytes() + self.space.metadata_bytes() + self.ledger.state_bytes()
     }
 
     /// Notes how many pages reclaim moved out, and how many it put back because they do not compress.

@@ -145,9 +145,8 @@ impl EngineState {
         self.move_victims(area, worker);
         let out = self.store_staged(area, initiator, worker);
         self.drop_staged(area, worker);
-        self.account.release(out);
+        self.account.moved_out(out, self.other_bytes());
         count(&self.counters.pages_out, out);
-        self.refresh_account();
         out
     }
 
