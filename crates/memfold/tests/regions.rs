@@ -372,7 +372,7 @@ fn what_cannot_be_stored_in_less_exceeds_the_limit() {
 fn writers_at_once_stay_in_a_limit_on_all_memory() {
     const WRITERS: usize = 8;
     for mode in modes() {
-        for round in 0..20 {
+        for round in 0..8 {
             let memfold = builder(mode).limit(24 * MIB as u64).build().unwrap();
             let mut region = memfold.map(48 * MIB).unwrap();
             let part = region.len() / WRITERS;

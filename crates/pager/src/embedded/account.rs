@@ -4,8 +4,10 @@ use super::limits::LEAST_PAGES;
 use crate::backoff::LimitRelief;
 use crate::density::has_ample_room;
 use crate::options::Limit;
+use crate::sync::lock;
 use crate::watermarks::Watermarks;
 use memfold_sys::PAGE_SIZE;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
@@ -19,6 +21,8 @@ pub(super) struct Account {
     /// Pages that may be resident now: those of `left`, or what the relaxed limit allows.
     allowed: AtomicU64,
     relief: LimitRelief,
+    /// One refresh at a time: an older figure must not replace a newer one.
+    refreshing: Mutex<()>,
     pinned: AtomicU64,
     peak: AtomicU64,
     excess: AtomicU64,
@@ -43,16 +47,19 @@ impl Account {
             left: AtomicU64::new(0),
             allowed: AtomicU64::new(0),
             relief: LimitRelief::new(Instant::now()),
+            refreshing: Mutex::new(()),
             pinned: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             excess: AtomicU64::new(0),
         };
-        account.refresh(0);
+        account.refresh(|| 0);
         account
     }
 
-    /// Works out anew what is allowed, `other` bytes being pool and records.
-    pub(super) fn refresh(&self, other: u64) {
+    /// Works out anew what is allowed; `other` returns the bytes of pool and records.
+    pub(super) fn refresh(&self, other: impl FnOnce() -> u64) {
+        let _one = lock(&self.refreshing);
+        let other = other();
         let page = PAGE_SIZE as u64;
         let left = self
             .limit
@@ -110,9 +117,9 @@ impl Account {
         }
     }
 
-    /// Pages were moved out, with `other` bytes of pool and records now. What they take there is subtracted first: it is
-    /// room for no other thread.
-    pub(super) fn moved_out(&self, pages: u64, other: u64) {
+    /// Pages were moved out; `other` returns the bytes of pool and records. What they take there is subtracted first: it
+    /// is room for no other thread.
+    pub(super) fn moved_out(&self, pages: u64, other: impl FnOnce() -> u64) {
         self.refresh(other);
         self.release(pages);
     }
@@ -221,9 +228,9 @@ mod tests {
     #[test]
     fn the_pool_takes_from_what_may_be_resident() {
         let account = account(10_000);
-        account.refresh(4000 * PAGE_SIZE as u64);
+        account.refresh(|| 4000 * PAGE_SIZE as u64);
         assert_eq!(account.allowed_pages(), 6000);
-        account.refresh(u64::MAX);
+        account.refresh(|| u64::MAX);
         assert_eq!(account.allowed_pages(), LEAST_PAGES);
     }
 
@@ -231,7 +238,7 @@ mod tests {
     fn what_the_pool_takes_is_no_room() {
         let account = account(1000);
         assert!(account.reserve(1000));
-        account.moved_out(64, 32 * PAGE_SIZE as u64);
+        account.moved_out(64, || 32 * PAGE_SIZE as u64);
         assert!(!account.reserve(33) && account.reserve(32));
         // One that took room before the pool had grown, and is late to note it.
         account.note_peak(1000, 1000);
@@ -243,7 +250,7 @@ mod tests {
         let account = account(10_000);
         assert!(account.reserve(10_000) && !account.reserve(1));
         account.relax_limit();
-        account.refresh(0);
+        account.refresh(|| 0);
         assert!(account.reserve(1000));
         assert_eq!(account.excess_pages(), 1000);
         assert!(!account.pin(10_000));

@@ -153,7 +153,7 @@ impl EngineState {
     }
 
     pub(super) fn refresh_account(&self) {
-        self.account.refresh(self.other_bytes());
+        self.account.refresh(|| self.other_bytes());
     }
 
     /// Bytes of pool and records.

@@ -162,7 +162,7 @@ impl EngineState {
         self.note_gain(pages.len(), 0);
         pages.for_each(|page| area.note_absent(page));
         blocks.set(block, OUT);
-        self.account.moved_out(out, self.other_bytes());
+        self.account.moved_out(out, || self.other_bytes());
         out
     }
 

@@ -145,7 +145,7 @@ impl EngineState {
         self.move_victims(area, worker);
         let out = self.store_staged(area, initiator, worker);
         self.drop_staged(area, worker);
-        self.account.moved_out(out, self.other_bytes());
+        self.account.moved_out(out, || self.other_bytes());
         count(&self.counters.pages_out, out);
         out
     }
