@@ -392,6 +392,33 @@ fn writers_at_once_stay_in_a_limit_on_all_memory() {
     }
 }
 
+/// A window of readahead may cross from one mapping into the next, where the program has split its region.
+#[test]
+fn a_region_whose_mapping_is_split_is_read_and_written_across() {
+    for mode in userfaultfd_modes() {
+        let memfold = builder(mode).limit(16 * MIB as u64).build().unwrap();
+        let mut region = memfold.map(4 * MIB).unwrap();
+        let (start, pages) = (region.as_ptr() as usize, region.len() / PAGE);
+        let split = |first: usize| {
+            let (at, length) = ((start + first * PAGE) as *const libc::c_void, 3 * PAGE);
+            // SAFETY: locks pages of the region on their next fault, and brings none in.
+            let locked = unsafe { libc::mlock2(at, length, libc::MLOCK_ONFAULT as _) };
+            assert_eq!(locked, 0);
+        };
+        split(37);
+        for (number, page) in region.chunks_exact_mut(PAGE).enumerate() {
+            fill_page(page, number as u64, 1);
+        }
+        region.page_out(..).unwrap();
+        split(pages - 100);
+        for _ in 0..2 {
+            for (number, page) in region.chunks_exact(PAGE).enumerate() {
+                verify_page(page, number as u64, 1);
+            }
+        }
+    }
+}
+
 #[test]
 fn bad_requests_say_what_is_wrong() {
     let small = Memfold::builder().limit(1000).build().unwrap_err();

@@ -174,16 +174,18 @@ fn most_while(engine: &Engine, run: impl FnOnce()) -> u64 {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let sampler = scope.spawn(|| {
-            let mut most = 0;
+            let (mut most, mut samples) = (0, 0);
             while !done.load(Ordering::Relaxed) {
                 let began = Instant::now();
                 let sampled = total(engine.stats());
-                // A sample that was interrupted adds up figures of different moments.
+                // A sample that was interrupted adds up statistics of different moments.
                 if began.elapsed() < Duration::from_millis(1) {
                     most = most.max(sampled);
+                    samples += 1;
                 }
                 std::thread::sleep(Duration::from_micros(300));
             }
+            assert!(samples > 100, "{samples} samples");
             most
         });
         run();

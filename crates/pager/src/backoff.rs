@@ -11,6 +11,7 @@ use crate::options::Limit;
 use crate::time::Instant;
 use memfold_sys::PAGE_SIZE;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 /// First and longest duration of a relief, in milliseconds. Longer saves CPU time spent on futile
 /// reclaim, and exceeds the limit for longer once data compresses again.
@@ -48,12 +49,13 @@ impl LimitRelief {
     }
 
     /// Allows `resident` bytes plus a margin, for twice as long as before if the last relief ended
-    /// recently.
+    /// recently. During a relief with room left, as several threads may fail at once, for as long as that one.
     pub(crate) fn relax(&self, resident: u64, now: Instant) {
         let now = self.milliseconds(now);
-        let last = self.lasts.load(Relaxed);
-        let again = now < self.until.load(Relaxed) + last;
-        let lasts = if again {
+        let (last, until) = (self.lasts.load(Relaxed), self.until.load(Relaxed));
+        let lasts = if now < until && resident < self.bytes.load(Relaxed) {
+            last
+        } else if now < until + last {
             LONGEST.min(last * 2)
         } else {
             SHORTEST
@@ -71,6 +73,13 @@ impl LimitRelief {
         } else {
             0
         }
+    }
+
+    /// The time until the relief ends; `None` outside one.
+    pub(crate) fn left(&self, now: Instant) -> Option<Duration> {
+        let until = self.until.load(Relaxed);
+        let left = until.checked_sub(self.milliseconds(now))?;
+        (left > 0).then(|| Duration::from_millis(left))
     }
 
     fn milliseconds(&self, now: Instant) -> u64 {
@@ -175,7 +184,6 @@ impl CompressionPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn compression_gains_only_where_the_pool_counts_and_is_the_end() {
@@ -239,7 +247,16 @@ mod tests {
         relief.relax(1 << 30, start);
         assert_eq!(relief.bytes(start), (1 << 30) + (1 << 25));
         let after = |milliseconds| start + Duration::from_millis(milliseconds);
+        // Several threads fail at once.
+        (0..6).for_each(|_| relief.relax(1 << 30, start));
+        assert_eq!(relief.left(start), Some(Duration::from_millis(SHORTEST)));
+        relief.relax(2 << 30, start);
+        let outgrown = relief.left(start);
+        assert_eq!(outgrown, Some(Duration::from_millis(2 * SHORTEST)));
+        let relief = LimitRelief::new(start);
+        relief.relax(1 << 30, start);
         let mut now = SHORTEST;
+        assert_eq!(relief.left(after(now)), None);
         assert_eq!(relief.bytes(after(now)), 0);
         for lasts in [200, 400, 800, 1600, 2000, 2000] {
             relief.relax(1 << 20, after(now));

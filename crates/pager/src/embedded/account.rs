@@ -8,8 +8,9 @@ use crate::sync::lock;
 use crate::watermarks::Watermarks;
 use memfold_sys::PAGE_SIZE;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::{Duration, Instant};
 
 /// Pages that are resident, staged ones included, against what the limit leaves for them.
 #[derive(Debug)]
@@ -21,11 +22,22 @@ pub(super) struct Account {
     /// Pages that may be resident now: those of `left`, or what the relaxed limit allows.
     allowed: AtomicU64,
     relief: LimitRelief,
-    /// One refresh at a time: an older figure must not replace a newer one.
+    /// One refresh at a time: an older value must not replace a newer one.
     refreshing: Mutex<()>,
     pinned: AtomicU64,
     peak: AtomicU64,
     excess: AtomicU64,
+    /// Batches of victims that are claimed and not yet moved out or put back.
+    held_batches: AtomicU64,
+}
+
+/// See [`Account::hold_batch`].
+pub(super) struct HeldBatch<'a>(&'a Account);
+
+impl Drop for HeldBatch<'_> {
+    fn drop(&mut self) {
+        self.0.held_batches.fetch_sub(1, Relaxed);
+    }
 }
 
 /// Background reclaim starts a thirty-second of the limit below it, so that the program has room to
@@ -51,6 +63,7 @@ impl Account {
             pinned: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             excess: AtomicU64::new(0),
+            held_batches: AtomicU64::new(0),
         };
         account.refresh(|| 0);
         account
@@ -81,16 +94,35 @@ impl Account {
 
     /// Takes room for `pages` if there is.
     pub(super) fn reserve(&self, pages: u64) -> bool {
-        let left = self.left.load(Relaxed);
-        let before = self.resident.fetch_add(pages, Relaxed);
-        let allowed = self.allowed.load(Relaxed);
-        let free = allowed.saturating_sub(before);
-        if watermarks(allowed).needs_direct_reclaim(free, pages) {
-            self.resident.fetch_sub(pages, Relaxed);
-            return false;
+        let mut left = 0;
+        // What does not fit is never in the account: other threads would find no room meanwhile. Acquire: room that
+        // `moved_out` has given back is seen with what the pool left of it.
+        let taken = self.resident.fetch_update(Acquire, Acquire, |before| {
+            left = self.left.load(Relaxed);
+            let allowed = self.allowed.load(Relaxed);
+            let free = allowed.saturating_sub(before);
+            (!watermarks(allowed).needs_direct_reclaim(free, pages)).then_some(before + pages)
+        });
+        if let Ok(before) = taken {
+            self.note_peak(before + pages, left);
         }
-        self.note_peak(before + pages, left);
-        true
+        taken.is_ok()
+    }
+
+    /// A batch of victims that is claimed, until what becomes of it is in the account.
+    pub(super) fn hold_batch(&self) -> HeldBatch<'_> {
+        self.held_batches.fetch_add(1, Relaxed);
+        HeldBatch(self)
+    }
+
+    /// Whether victims are claimed by any thread: they may yet leave.
+    pub(super) fn has_held_batches(&self) -> bool {
+        self.held_batches.load(Relaxed) > 0
+    }
+
+    /// The time until a relaxation of the limit ends; `None` if there is none.
+    pub(super) fn relief_left(&self) -> Option<Duration> {
+        self.relief.left(Instant::now())
     }
 
     /// Takes room that there is not.
@@ -105,8 +137,7 @@ impl Account {
         self.relief.relax(resident, Instant::now());
     }
 
-    /// `left` is what was left before room was taken: where another thread's pool has grown since, that thread has
-    /// yet to release what it moved out.
+    /// `left` is what was left when room was taken: a pool that has grown since takes no room that was there.
     fn note_peak(&self, now: u64, left: u64) {
         if now > self.peak.load(Relaxed) {
             self.peak.fetch_max(now, Relaxed);
@@ -127,7 +158,7 @@ impl Account {
     /// Gives room back.
     pub(super) fn release(&self, pages: u64) {
         if pages > 0 {
-            self.resident.fetch_sub(pages, Relaxed);
+            self.resident.fetch_sub(pages, Release);
         }
     }
 
@@ -158,14 +189,11 @@ impl Account {
 
     /// Pins pages if that leaves enough to work in.
     pub(super) fn pin(&self, pages: u64) -> bool {
-        let before = self.pinned.fetch_add(pages, Relaxed);
         let most = self.left.load(Relaxed) - LEAST_PAGES / 2;
-        if before + pages <= most {
-            true
-        } else {
-            self.unpin(pages);
-            false
-        }
+        let pinned = self.pinned.fetch_update(Relaxed, Relaxed, |before| {
+            (before + pages <= most).then_some(before + pages)
+        });
+        pinned.is_ok()
     }
 
     pub(super) fn unpin(&self, pages: u64) {

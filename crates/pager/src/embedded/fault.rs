@@ -20,7 +20,7 @@ use memfold_sys::thread::nap;
 use memfold_sys::uffd::Partial;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, TryLockError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Pages that one fault swaps in, at most. More saves faults of sequential readers, and delays this one.
 const SWAP_IN_WINDOW: u32 = 16;
@@ -44,6 +44,9 @@ const MOST_FUTILE: u64 = 20_000;
 /// Looks at a page that another thread brings in before the access is repeated instead, where that thread
 /// may wait for a network. More spares accesses, and holds a worker for longer.
 const MOST_PAUSES: u32 = 8;
+/// How long a thread without victims waits for what others have claimed, before it counts as an attempt in vain. A larger
+/// value keeps the limit where these threads have no CPU, and delays faults where nothing can leave.
+const OTHERS_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Why pages are brought in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -190,10 +193,19 @@ impl EngineState {
             return 1;
         }
         count(&self.counters.direct_reclaims, 1);
-        let mut fruitless = 0;
+        let (mut fruitless, mut attempt) = (0, 0);
+        let mut waited = Duration::ZERO;
         while fruitless < 8 {
             self.wait_for_store();
-            if self.reclaim_batch(worker) == 0 {
+            let began = Instant::now();
+            if self.reclaim_batch(worker) > 0 {
+                (fruitless, attempt, waited) = (0, 0, Duration::ZERO);
+            } else if self.account.has_held_batches() && waited < OTHERS_PATIENCE {
+                // Other threads have claimed what could be: they make room, or put it back.
+                pause(attempt);
+                attempt += 1;
+                waited += began.elapsed();
+            } else {
                 fruitless += 1;
                 std::thread::yield_now();
             }
@@ -366,11 +378,12 @@ impl EngineState {
         let mut done = 0;
         let mut found = 0;
         let (mut attempt, mut naps) = (0, 0);
+        let mut most = bytes.len();
         while done < bytes.len() {
-            let rest = &bytes[done..];
+            let rest = &bytes[done..bytes.len().min(done + most)];
             let target = (target + done) as u64;
             match self.uffd().copy_in(target, rest, rest.len() as u64) {
-                Ok(()) => break,
+                Ok(()) => done += rest.len(),
                 Err(partial) => {
                     done += partial.done as usize;
                     match partial.errno {
@@ -389,6 +402,8 @@ impl EngineState {
                             nap(Duration::from_millis(1 << naps.min(LONGEST_NAP_LOG2_MS)));
                             naps += 1;
                         }
+                        // The program has split the mapping (`mlock`, `mbind`), and the pages lie on both sides.
+                        Errno::ENOENT if most > PAGE_SIZE => most = PAGE_SIZE,
                         Errno::ESRCH => break,
                         _ => cannot_copy(partial),
                     }

@@ -102,9 +102,11 @@ impl EngineState {
             let state = blocks.state(block);
             if state == YOUNG && !all {
                 blocks.replace(block, YOUNG, OLD);
-            } else if matches!(state, OLD | YOUNG)
-                && area.unless_pinned(&pages, || blocks.replace(block, state, BUSY))
-            {
+            } else if matches!(state, OLD | YOUNG) {
+                let _held = self.account.hold_batch();
+                if !area.unless_pinned(&pages, || blocks.replace(block, state, BUSY)) {
+                    continue;
+                }
                 let initiator = if all {
                     Initiator::Program
                 } else {

@@ -18,7 +18,7 @@ use memfold_sys::memory::discard;
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ impl EngineState {
         if self.mode == Mode::Protection {
             return self.reclaim_block(worker);
         }
-        let Some(area) = self.choose_victims(worker) else {
+        let Some((area, _held)) = self.choose_victims(worker) else {
             return 0;
         };
         self.page_out_victims(&area, Initiator::Reclaim, worker)
@@ -124,6 +124,7 @@ impl EngineState {
         while next < range.end {
             self.wait_for_store();
             worker.clear_victims();
+            let _held = self.account.hold_batch();
             next = claim(area, next..range.end, (Young::Taken, BATCH), worker);
             out += self.page_out_victims(area, Initiator::Program, worker);
         }
@@ -320,6 +321,8 @@ impl EngineState {
         let mut released = 0;
         for area in dead {
             if Arc::strong_count(&area) == 1 {
+                // Acquire, for the count is read relaxed: what the last other holder wrote to the states is seen.
+                fence(Ordering::Acquire);
                 self.release_area(&area);
                 released += 1;
             } else {
@@ -370,8 +373,9 @@ impl EngineState {
                     }
                 }
             }
-            let longest = if again || fruitless { 1 } else { 1000 };
-            self.reclaim_event.wait(Duration::from_millis(longest));
+            let longest = Duration::from_millis(if again || fruitless { 1 } else { 1000 });
+            let relief = self.account.relief_left().unwrap_or(longest);
+            self.reclaim_event.wait(longest.min(relief));
         }
     }
 }

@@ -7,6 +7,7 @@
 //! The lists are one engine's, for all of its areas; ranges on them are addresses. Locks: the hand's, in it the
 //! replacement's, in it those of areas and pins. A fault that finds the replacement's taken lets its pages become active.
 
+use super::account::HeldBatch;
 use super::area::Area;
 use super::dues::Dues;
 use super::engine_state::EngineState;
@@ -42,10 +43,15 @@ pub(super) fn new_replacement() -> Replacement {
 }
 
 impl EngineState {
-    /// Claims victims for the worker, all of one area.
-    pub(super) fn choose_victims(&self, worker: &mut Worker) -> Option<Arc<Area>> {
+    /// Claims victims for the worker, all of one area. They are held before another thread looks for some.
+    pub(super) fn choose_victims(&self, worker: &mut Worker) -> Option<(Arc<Area>, HeldBatch<'_>)> {
         worker.clear_victims();
         let mut hand = lock(&self.hand);
+        let area = self.claim_next(&mut hand, worker)?;
+        Some((area, self.account.hold_batch()))
+    }
+
+    fn claim_next(&self, hand: &mut Hand, worker: &mut Worker) -> Option<Arc<Area>> {
         while let Some((area, range)) = hand.cold.pop_front() {
             let next = claim(&area, range.clone(), (Young::Taken, BATCH), worker);
             if next < range.end {
@@ -61,16 +67,16 @@ impl EngineState {
             hand.dues = Dues::of(quota, BATCH);
         }
         if hand.dues.inactive.victims > 0 {
-            if let Some(area) = self.claim_inactive(&hand, worker) {
+            if let Some(area) = self.claim_inactive(hand, worker) {
                 let taken = worker.victims.len();
                 worker.samples = hand.dues.inactive.pay(taken, List::Inactive);
                 return Some(area);
             }
             hand.dues.leave_to_active();
         }
-        let area = match self.claim_samples(&mut hand, worker) {
+        let area = match self.claim_samples(hand, worker) {
             Some(area) => area,
-            None => self.claim_active(&mut hand, worker)?,
+            None => self.claim_active(hand, worker)?,
         };
         let taken = worker.victims.len();
         worker.samples = hand.dues.active.pay(taken, List::Active);
