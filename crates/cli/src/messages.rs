@@ -6,6 +6,7 @@
 //!
 //! A thread of its own writes them: no fault and no signal waits for a full pipe or a stopped terminal.
 
+use crate::format::printable;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use memfold_sys::signal;
 use std::io::Write;
@@ -45,8 +46,8 @@ pub fn remembered() -> Vec<Warning> {
         .unwrap_or_default()
 }
 
-fn remember(record: &Record<'_>) {
-    if record.level() > Level::Warn {
+fn remember(level: Level, text: &str) {
+    if level > Level::Warn {
         return;
     }
     let mut found = REMEMBERED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -55,7 +56,7 @@ fn remember(record: &Record<'_>) {
     {
         list.push(Warning {
             at: since.elapsed(),
-            text: record.args().to_string(),
+            text: text.to_owned(),
         });
     }
 }
@@ -77,8 +78,10 @@ impl Log for StandardError {
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
-            remember(record);
-            let line = format!("memfold: {}\n", record.args());
+            // Names of files and what other machines say may be in it.
+            let text = printable(&record.args().to_string());
+            remember(record.level(), &text);
+            let line = format!("memfold: {text}\n");
             let _ = ORDERS
                 .get()
                 .map(|orders| orders.try_send(Order::Write(line)));

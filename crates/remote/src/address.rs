@@ -94,6 +94,15 @@ impl FromStr for StoreAddress {
     }
 }
 
+/// The longest name of a server: that of DNS.
+const LONGEST_HOST: usize = 255;
+
+/// Whether a text can be a name or an address. Others are not looked up, kept or shown: servers name further ones.
+pub(crate) fn is_host(text: &str) -> bool {
+    let allowed = |letter: char| letter.is_ascii_alphanumeric() || ".-_:%".contains(letter);
+    (1..=LONGEST_HOST).contains(&text.len()) && text.chars().all(allowed)
+}
+
 fn server(text: &str) -> Result<Server, StoreAddressError> {
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => {
@@ -105,8 +114,7 @@ fn server(text: &str) -> Result<Server, StoreAddressError> {
             None => (text, None),
         },
     };
-    let allowed = |letter: char| letter.is_ascii_alphanumeric() || ".-_:%".contains(letter);
-    if host.is_empty() || !host.chars().all(allowed) {
+    if !is_host(host) {
         return Err(StoreAddressError::Server);
     }
     let port = port.map_or(Ok(PORT), |port| {

@@ -16,6 +16,8 @@ use crate::{
 
 /// How long a server may take to be connected to.
 const CONNECT: Duration = Duration::from_secs(5);
+/// How long all primaries may take to say how they are set up.
+const CHECK: Duration = Duration::from_secs(30);
 
 impl Store {
     /// Connects, and tries all that is needed.
@@ -26,8 +28,9 @@ impl Store {
             address: address.clone(),
             reason: format!("{error}, or none is a primary"),
         })?;
+        let until = Instant::now() + CHECK;
         for server in &topology.primaries {
-            self.check_primary(server, options)?;
+            self.check_primary(server, options, until)?;
         }
         self.try_page(address)
     }
@@ -58,7 +61,12 @@ impl Store {
     }
 
     /// Warns of a primary that may throw pages away, and refuses one with too few replicas.
-    fn check_primary(&self, server: &Server, options: &Options) -> Result<(), OpenError> {
+    fn check_primary(
+        &self,
+        server: &Server,
+        options: &Options,
+        until: Instant,
+    ) -> Result<(), OpenError> {
         let unusable = |reason: String| OpenError::Unusable {
             address: options.address.clone(),
             reason: format!("{server}: {reason}"),
@@ -67,7 +75,7 @@ impl Store {
         let mut commands = Commands::default();
         commands.push(cmd("INFO").arg("memory"), AnswerSize::TEXT);
         commands.push(cmd("INFO").arg("replication"), AnswerSize::TEXT);
-        let deadline = Instant::now() + CONNECT;
+        let deadline = until.min(Instant::now() + CONNECT);
         let answers = node
             .send(&commands, deadline)
             .and_then(|exchange| exchange.answers(deadline))

@@ -5,7 +5,7 @@
 //! is gone with its last page.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
     time::{Duration, Instant},
 };
@@ -33,7 +33,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Longer bears slower networks, and fewer servers that do not answer beside those that do.
 const LEAST_SHARE: Duration = Duration::from_millis(200);
 /// The most servers whose connections are kept; a store names new ones in its answers.
-const MOST_SERVERS: usize = 4096;
+const MOST_SERVERS: usize = 1024;
 /// The part of a call for which replicas are waited for.
 const REPLICAS_WITHIN: Duration = Duration::from_millis(1500);
 
@@ -170,6 +170,9 @@ impl Store {
         let deadline = Instant::now() + CALL;
         let count = servers.len();
         for (index, server) in servers.into_iter().enumerate() {
+            if Instant::now() >= deadline {
+                break;
+            }
             if asked.contains(&server) {
                 continue;
             }
@@ -186,6 +189,10 @@ impl Store {
             asked.push(server);
         }
         if let Some(topology) = found {
+            // What has left is not connected to any more.
+            let primaries: HashSet<_> = topology.primaries.iter().collect();
+            self.nodes()
+                .retain(|server, _| self.seeds.contains(server) || primaries.contains(server));
             let mut place = self
                 .topology
                 .write()

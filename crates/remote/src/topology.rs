@@ -1,11 +1,15 @@
 //! Which server holds which hash slots.
 
+use std::collections::HashMap;
+
 use redis::Value;
 
-use crate::address::Server;
+use crate::address::{Server, is_host};
 
 /// Hash slots of a cluster.
 const SLOTS: u16 = 16_384;
+/// The most primaries of a cluster, which its specification gives. Each is connected to.
+const MOST_PRIMARIES: usize = 1000;
 
 /// The hash slot of a key without braces.
 pub(crate) fn slot_of(key: &str) -> u16 {
@@ -48,6 +52,10 @@ impl Topology {
         let Value::Array(entries) = answer else {
             return None;
         };
+        if entries.len() > usize::from(SLOTS) {
+            return None;
+        }
+        let mut indices = HashMap::new();
         let mut found = Self {
             primaries: Vec::new(),
             ranges: Vec::new(),
@@ -63,10 +71,13 @@ impl Topology {
             };
             let (first, last) = (slot_number(first)?, slot_number(last)?);
             let server = server_of(primary, asked)?;
-            let known = found.primaries.iter().position(|one| *one == server);
-            let index = known.unwrap_or(found.primaries.len());
-            if known.is_none() {
+            let next = found.primaries.len();
+            let index = *indices.entry(server.clone()).or_insert(next);
+            if index == next {
                 found.primaries.push(server);
+            }
+            if found.primaries.len() > MOST_PRIMARIES {
+                return None;
             }
             found.ranges.push((first, last, index));
         }
@@ -111,10 +122,7 @@ pub(crate) fn redirection(detail: &str, asked: &Server) -> Option<Server> {
     let (_, address) = detail.split_once(' ')?;
     let (host, port) = address.rsplit_once(':')?;
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    Some(Server {
-        host: if host.is_empty() { &asked.host } else { host }.to_owned(),
-        port: port.parse().ok()?,
-    })
+    named(host, port.parse().ok()?, asked)
 }
 
 fn slot_number(value: &Value) -> Option<u16> {
@@ -138,10 +146,16 @@ fn server_of(value: &Value, asked: &Server) -> Option<Server> {
         Value::Nil => "",
         _ => return None,
     };
-    let is_known = !matches!(host, "" | "?");
-    Some(Server {
-        host: if is_known { host } else { &asked.host }.to_owned(),
-        port: u16::try_from(*port).ok()?,
+    let host = if host == "?" { "" } else { host };
+    named(host, u16::try_from(*port).ok()?, asked)
+}
+
+/// The server that another one names; `None` if that is no name. Without one, it is the server `asked`.
+fn named(host: &str, port: u16, asked: &Server) -> Option<Server> {
+    let host = if host.is_empty() { &asked.host } else { host };
+    is_host(host).then(|| Server {
+        host: host.to_owned(),
+        port,
     })
 }
 
@@ -221,9 +235,23 @@ mod tests {
         assert_eq!(to("3999 b:2").as_deref(), Some("b:2"));
         assert_eq!(to("3999 :2").as_deref(), Some("asked:2"));
         assert_eq!(to("3999 ::1:2").as_deref(), Some("[::1]:2"));
-        for wrong in ["3999", "3999 b", "3999 b:", "3999 b:70000"] {
-            assert_eq!(to(wrong), None, "{wrong}");
+        let long = format!("3999 {}:2", "b".repeat(256));
+        let escape = "3999 \u{1b}]0;b:2";
+        for wrong in ["3999", "3999 b", "3999 b:", "3999 b:70000", &long, escape] {
+            assert_eq!(to(wrong), None, "{wrong:?}");
         }
+    }
+
+    /// So many primaries with a slot each.
+    fn of_primaries(count: i64) -> Value {
+        let slots = (0..count).map(|slot| range(slot, slot, vec![node("a", slot)]));
+        Value::Array(slots.collect())
+    }
+
+    #[test]
+    fn a_cluster_may_be_as_large_as_its_specification_allows() {
+        let found = Topology::of_slots(&of_primaries(1000), &asked()).unwrap();
+        assert_eq!(found.primaries.len(), 1000);
     }
 
     #[test]
@@ -237,6 +265,9 @@ mod tests {
             Value::Array(vec![range(-1, 8, vec![node("a", 1)])]),
             Value::Array(vec![range(0, 8, vec![])]),
             Value::Array(vec![range(0, 8, vec![node("a", 70_000)])]),
+            Value::Array(vec![range(0, 8, vec![node(&"a".repeat(1 << 20), 1)])]),
+            Value::Array(vec![range(0, 8, vec![node("a\nmemfold: forged", 1)])]),
+            of_primaries(1001),
             Value::Array(vec![
                 range(0, 8, vec![node("a", 1)]),
                 range(8, 9, vec![node("b", 1)]),
