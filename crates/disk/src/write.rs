@@ -199,7 +199,10 @@ impl<S: PageSource + 'static> Disk<S> {
             }
         }
         for (outcome, page) in stored.iter_mut().zip(pages) {
-            if outcome.is_err() && self.memory.discarder.flush() {
+            if outcome.is_err()
+                && self.memory.discarder.flush()
+                && let Some(_room) = self.memory.try_reserve(MOST_STORED)
+            {
                 *outcome = self.memory.space.store(page, scratch);
             }
         }
