@@ -20,6 +20,7 @@ mod instance;
 mod live;
 mod man;
 mod messages;
+mod own_process;
 mod private_socket;
 mod remote;
 mod report;

@@ -4,16 +4,14 @@ use super::interpreter;
 use super::signals::Signals;
 use crate::failure::{self, Failure};
 use crate::format::printable;
+use crate::own_process;
 use crate::remote::SECRETS;
 use memfold_sys::inherited;
 use memfold_sys::memory::kernel_frees_locked;
 use memfold_sys::privilege::is_secure;
 use memfold_sys::probe::{self, Managed};
 use rustix::mm::{MlockAllFlags, mlockall};
-use rustix::process::{
-    DumpableBehavior, Resource, Rlimit, getpid, getrlimit, set_child_subreaper,
-    set_dumpable_behavior, setrlimit,
-};
+use rustix::process::{Resource, Rlimit, getpid, set_child_subreaper, setrlimit};
 use rustix::thread::disable_transparent_huge_pages;
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -38,31 +36,12 @@ const RAISED: [Resource; 4] = [
     Resource::Cpu,
 ];
 
-/// Raises a limit as far as this process may. Returns what it was.
-fn raise(resource: Resource) -> Rlimit {
-    let was = getrlimit(resource);
-    let none = Rlimit {
-        current: None,
-        maximum: None,
-    };
-    let to_the_hard_one = Rlimit {
-        current: was.maximum,
-        maximum: was.maximum,
-    };
-    // Only root may exceed the hard limit, and for descriptors not even root. If this fails, what needs
-    // more reports that.
-    let _ = setrlimit(resource, none).or_else(|_| setrlimit(resource, to_the_hard_one));
-    was
-}
-
 /// Prepares this process for holding other programs' memory: it cannot be read by a debugger or in
 /// a core dump, it is not swapped out where the host lets it lock memory, orphans of the program
 /// come to it, and limits meant for the program do not hold for it.
 pub fn harden() -> Result<Original, Failure> {
-    set_dumpable_behavior(DumpableBehavior::NotDumpable)
-        .and_then(|()| set_child_subreaper(Some(getpid())))
-        .map_err(|error| Failure::own(format!("cannot prepare memfold's process: {error}")))?;
-    let limits = RAISED.map(|resource| (resource, raise(resource)));
+    let limits = own_process::prepare(RAISED)?;
+    set_child_subreaper(Some(getpid())).map_err(|error| own_process::cannot_prepare(&error))?;
     // Memory that is given back while it is locked would stay, where the kernel does not know how to free it.
     if probe::may_lock_memory() && kernel_frees_locked() {
         // Code, data and stacks: files could be dropped without any swap.

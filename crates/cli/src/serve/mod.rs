@@ -15,6 +15,7 @@ use crate::disk_report::{DiskReport, DiskStatistics};
 use crate::failure::Failure;
 use crate::format::bytes;
 use crate::messages;
+use crate::own_process;
 use crate::remote;
 use crate::run::limits::{DEFAULT_LIMIT, in_bytes, swap_file};
 use crate::run::stats_file::StatsFile;
@@ -28,6 +29,7 @@ use memfold_remote::RemoteStore;
 use memfold_swap::{BlockShape, NewSwapSpaceError, SwapConfig, SwapSpace};
 use memfold_sys::memory::check_page_size;
 use packing_host::PackingHost;
+use rustix::process::Resource;
 use service::Service;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -51,6 +53,8 @@ const BLOCK_SAVING: u64 = 32;
 pub fn serve(arguments: &ServeArguments) -> Result<ExitCode, Failure> {
     check_page_size()
         .map_err(|error| Failure::own(format!("cannot keep a disk in memory: {error}")))?;
+    // Before a key is made or a password read. Each client takes a descriptor.
+    own_process::prepare([Resource::Nofile])?;
     // Before any thread starts, which would die of them.
     let signals = signals::block()
         .map_err(|error| Failure::own(format!("cannot take signals from a descriptor: {error}")))?;

@@ -109,7 +109,7 @@ impl Service {
         let Err(error) = welcomed else { return };
         if clients.refused == 0 {
             log::warn!(
-                "a client was hung up on ({error}), and further ones are only counted; close \
+                "a client was disconnected ({error}), and further ones are only counted; close \
                  connections, or raise `ulimit -n`"
             );
         }

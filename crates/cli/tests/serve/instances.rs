@@ -4,6 +4,7 @@ use crate::support::{MEMFOLD, MIB, Served, has, memfold, run};
 use memfold_testing::skip;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,32 @@ fn write_noise(served: &Served, mebibytes: usize) -> Vec<u8> {
     std::fs::write(&path, &bytes).expect("a file");
     run("nbdcopy", &[&path, &served.uri()]);
     bytes
+}
+
+/// A core file would hold the disk, the key of its swap file and the store's password.
+#[test]
+fn no_core_file_is_left_and_descriptors_are_as_many_as_may_be() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut command = Command::new("sh");
+    let script = "ulimit -S -c $(ulimit -H -c) && ulimit -S -n 256 && exec \"$0\" \"$@\"";
+    command
+        .current_dir(folder.path())
+        .args(["-c", script, MEMFOLD]);
+    let mut served = Served::start_by(command, &["--size", "16M", "--limit", "16M"]);
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", served.pid()));
+    let limits = limits.expect("its limits");
+    let line = limits.lines().find(|line| line.starts_with("Max open"));
+    let words: Vec<_> = line.expect("a limit").split_whitespace().collect();
+    assert_eq!(words[3], words[4], "{limits}");
+    served.signal(nix::sys::signal::Signal::SIGQUIT);
+    let status = served.wait();
+    assert_eq!(
+        status.signal(),
+        Some(nix::sys::signal::Signal::SIGQUIT as i32)
+    );
+    assert!(!status.core_dumped());
+    let left = std::fs::read_dir(folder.path()).expect("a folder");
+    assert_eq!(left.count(), 0);
 }
 
 #[test]

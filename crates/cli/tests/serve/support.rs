@@ -3,8 +3,9 @@
 use memfold_testing::skip;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 pub const MEMFOLD: &str = env!("CARGO_BIN_EXE_memfold");
@@ -67,10 +68,14 @@ impl Served {
         nix::sys::signal::kill(pid, signal).expect("it runs");
     }
 
+    /// Waits for its end.
+    pub fn wait(&mut self) -> ExitStatus {
+        self.child.wait().expect("it ends")
+    }
+
     /// Waits for its end; the signal that it died of.
     pub fn wait_for_signal(&mut self) -> Option<i32> {
-        let status = self.child.wait().expect("it ends");
-        std::os::unix::process::ExitStatusExt::signal(&status)
+        self.wait().signal()
     }
 
     /// Ends it by a signal; its statistics and what it said.
