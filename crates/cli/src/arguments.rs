@@ -52,8 +52,8 @@ first interrupt is passed on to them, a second one kills them.";
 const ATTACH_EXAMPLES: &str = "\
 The program runs on; memfold stays and holds its memory. Interrupt it (Ctrl-C, SIGTERM), or use memfold detach, to have
 all of it brought back. A memfold that is killed takes the program with it, as part of its memory is gone.
-What the program starts is not held. It takes the right to trace the program: root, or its own user where
-kernel.yama.ptrace_scope is 0.
+Children that it forks come under the same limit; programs that it executes in them do not. You need the right to trace
+it by ptrace: as root, or as its own user where kernel.yama.ptrace_scope is 0.
 
 Examples:
   memfold attach 4711 --limit 2G
@@ -456,7 +456,7 @@ pub struct ServeArguments {
     /// Print errors only
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// Print why clients are hung up on
+    /// Print why clients are disconnected
     #[arg(short, long)]
     pub verbose: bool,
 }

@@ -143,16 +143,30 @@ pub fn run_of(pid: u32) -> Result<(RunFolder, u32), Failure> {
 
 /// The run of this user that has a program with that PID.
 pub fn run_with(program: u32) -> Result<(RunFolder, u32), Failure> {
-    let mut found = live::instances(live::PATIENCE).into_iter();
-    let run = found.find_map(|(folder, instance)| match instance {
-        // What another user's run says of its programs is not believed.
-        Instance::Run(run) if folder.is_own() => {
-            let pids = run.programs.iter().map(|one| one.pid.cast_unsigned());
-            let has = pids.chain([run.program_pid]).any(|pid| pid == program);
-            has.then_some((folder, run.pid))
-        }
+    let found = live::instances(live::PATIENCE);
+    let itself = found.iter().find_map(|(folder, instance)| match instance {
+        Instance::Run(run) if folder.is_own() && run.pid == program => Some(run.program_pid),
         _ => None,
     });
+    if let Some(its) = itself {
+        return Err(Failure::with_status(
+            1,
+            format!(
+                "PID {program} is memfold itself; its program is PID {its}: memfold detach {its}"
+            ),
+        ));
+    }
+    let run = found
+        .into_iter()
+        .find_map(|(folder, instance)| match instance {
+            // What another user's run says of its programs is not believed.
+            Instance::Run(run) if folder.is_own() => {
+                let pids = run.programs.iter().map(|one| one.pid.cast_unsigned());
+                let has = pids.chain([run.program_pid]).any(|pid| pid == program);
+                has.then_some((folder, run.pid))
+            }
+            _ => None,
+        });
     run.ok_or_else(|| {
         let text = format!(
             "no run of yours has a program with the PID {program}; memfold top shows them (key p)"

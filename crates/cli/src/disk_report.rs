@@ -12,7 +12,7 @@ pub struct DiskStatistics {
     pub usage: DiskUsage,
     /// Clients that came.
     pub connections: u64,
-    /// Clients that were hung up on for want of room.
+    /// Clients that were disconnected for want of room.
     pub connections_refused: u64,
     /// CPU time of memfold, user and system.
     pub cpu_seconds: f64,

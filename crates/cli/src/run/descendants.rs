@@ -39,6 +39,8 @@ struct Image {
     /// When it was first seen, or last seen to be connected.
     since: Instant,
     standing: Standing,
+    /// Whether it was under the limit at an earlier look.
+    was_managed: bool,
 }
 
 /// What is known of an image that has not connected.
@@ -182,6 +184,7 @@ impl Descendants {
             if known.managed.contains(&pid) {
                 image.since = Instant::now();
                 image.standing = Standing::Interpreted;
+                image.was_managed = true;
                 seen.insert(pid, image);
                 continue;
             }
@@ -237,6 +240,15 @@ impl Descendants {
                     image.since = Instant::now();
                     return None;
                 }
+                let is_own = |reason: &Reason| {
+                    matches!(
+                        reason,
+                        Reason::Refused | Reason::Forked | Reason::NotAttached(None)
+                    )
+                };
+                if image.was_managed && reason.as_ref().is_some_and(is_own) {
+                    return Some(Reason::Detached);
+                }
                 Some(reason.unwrap_or(Reason::Unseen))
             }
             _ => None,
@@ -281,6 +293,7 @@ impl Descendants {
                 executable,
                 since: Instant::now(),
                 standing: Standing::New,
+                was_managed: false,
             },
         }
     }

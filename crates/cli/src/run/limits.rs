@@ -6,6 +6,7 @@ use crate::failure::Failure;
 use crate::format::bytes;
 use memfold_pager::{Limit, Size, SwapFileOptions};
 use memfold_sys::probe;
+use rustix::fs::statfs;
 use std::path::Path;
 
 pub const DEFAULT_LIMIT: Size = Size::Percent(50.0);
@@ -53,10 +54,23 @@ pub fn swap_file(
     let (Some(directory), Some(size)) = (directory, size) else {
         return Ok(None);
     };
+    if statfs(directory).is_ok_and(|system| is_memory(system.f_type as u64)) {
+        log::warn!(
+            "--swap-file {}: files there are memory themselves (tmpfs); give a directory on a disk, such as /var/tmp",
+            directory.display()
+        );
+    }
     Ok(Some(SwapFileOptions {
         directory: directory.to_owned(),
         bytes: in_bytes("--swap-size", size, LEAST_SWAP)?,
     }))
+}
+
+/// Whether files of a file system of this kind take memory, not a disk.
+fn is_memory(kind: u64) -> bool {
+    const TMPFS: u64 = 0x0102_1994;
+    const RAMFS: u64 = 0x8584_58f6;
+    matches!(kind, TMPFS | RAMFS)
 }
 
 /// Notes what is most likely a mistake, and with `-v` which limit is in force.
@@ -95,7 +109,7 @@ fn notes(limit: Limit, allowed: u64) -> Vec<String> {
         && resident >= total
     {
         lines.push(format!(
-            "--resident {} has no effect beside --limit {}, which counts resident memory, too",
+            "--resident {} has no effect beside the limit of {} (--limit or MEMFOLD_LIMIT), which counts resident memory, too",
             bytes(resident),
             bytes(total)
         ));

@@ -28,10 +28,11 @@ mod unmanaged;
 mod watch;
 
 use crate::arguments::{After, AttachArguments, HoldOptions, RunArguments};
-use crate::control;
+use crate::control::{self, instance_of};
 use crate::doctor;
 use crate::failure::Failure;
 use crate::format::{printable, shown};
+use crate::instance::Instance;
 use crate::live::{self, Server};
 use crate::messages;
 use crate::remote;
@@ -77,7 +78,34 @@ pub fn attach(arguments: &AttachArguments) -> Result<ExitCode, Failure> {
         let text = format!("cannot attach PID {pid}: {error}; is it the PID of a process?");
         Failure::own(text)
     })?;
+    refuse_itself(pid, &process)?;
     hold(&arguments.options, &Subject::Process(Arc::new(process)))
+}
+
+/// Refuses memfold's own PID, which other commands take, in place of its program's.
+fn refuse_itself(pid: i32, process: &Process) -> Result<(), Failure> {
+    // Others are not asked for: each run may take a while to answer.
+    let is_named = process
+        .text("comm")
+        .is_ok_and(|name| name.trim_end() == "memfold");
+    let (true, Ok((_, own))) = (is_named, instance_of(Some(pid.cast_unsigned()))) else {
+        return Ok(());
+    };
+    if own.pid() != pid.cast_unsigned() {
+        return Ok(());
+    }
+    let holds = match &own {
+        Instance::Run(run) => format!(
+            "its program, PID {}, is under its limit already; memfold limit {pid} SIZE changes that",
+            run.program_pid
+        ),
+        Instance::Disk(_) => {
+            "it serves a disk, whose limit is set when it starts (memfold serve --limit)".to_owned()
+        }
+    };
+    Err(Failure::own(format!(
+        "cannot attach PID {pid}: it is memfold itself; {holds}"
+    )))
 }
 
 /// What is held.
@@ -297,7 +325,7 @@ impl Ending {
             statistics: self.statistics,
         };
         if let Err(error) = file.write(&report) {
-            log::error!("cannot write --stats: {error}");
+            log::error!("cannot write --stats: {error}; the statistics of this run are lost");
         }
     }
 }

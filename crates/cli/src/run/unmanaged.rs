@@ -27,6 +27,8 @@ pub enum Reason {
     Forked,
     /// The library was loaded but could not set up.
     Refused,
+    /// It was under the limit until it was detached.
+    Detached,
     /// memfold had no descriptors for it.
     Descriptors,
     /// It ended before it could be looked at.
@@ -66,6 +68,7 @@ impl fmt::Display for Reason {
                 "it may not use userfaultfd, or cannot reach memfold, as in some containers; start \
                  memfold inside (see memfold doctor)"
             }
+            Reason::Detached => "it was detached, and runs on without a limit",
             Reason::Descriptors => {
                 "memfold has too few descriptors for it; raise the hard limit of ulimit -n (see \
                  memfold doctor)"

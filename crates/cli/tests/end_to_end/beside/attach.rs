@@ -501,6 +501,11 @@ fn what_cannot_be_attached_is_said_in_one_line() {
     wait_until("it is under the limit", || verify.resident() < 24 << 20);
     let again = attach(verify.pid()).wait_with_output().expect("it ends");
     assert_refused(&again, "memfold's library is in it already");
+    let itself = attach(first.id()).wait_with_output();
+    assert_refused(&itself.expect("it ends"), "it is memfold itself");
+    let output = detach(first.id());
+    let said = text(&output.stderr);
+    assert!(said.contains("is memfold itself"), "{said}");
     let none = attach(i32::MAX as u32).wait_with_output();
     assert_refused(&none.expect("it ends"), "is it the PID of a process?");
     let thread = attach(2).wait_with_output();
