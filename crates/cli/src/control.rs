@@ -178,7 +178,7 @@ pub fn run_with(program: u32) -> Result<(RunFolder, u32), Failure> {
 /// Has a run or disk execute a command, however long that takes.
 pub fn command(folder: &RunFolder, pid: u32, command: &Command) -> Result<Answer, Failure> {
     match ask(folder, command, None) {
-        Ok(Answer::Refused(reason)) => Err(Failure::with_status(1, printable(&reason))),
+        Ok(Answer::Refused(reason)) => Err(Failure::with_status(1, reason)),
         Ok(answer) => Ok(answer),
         Err(error) => Err(Failure::with_status(
             1,

@@ -1,5 +1,6 @@
 //! memfold's own failures: one line and an exit status.
 
+use crate::format::printable;
 use std::fmt;
 use std::process::ExitCode;
 
@@ -31,9 +32,10 @@ impl Failure {
         }
     }
 
-    /// Prints the message and returns the exit code.
+    /// Prints the message, fit for a terminal, and returns the exit code. Names of files, and what programs, runs and
+    /// other machines say, may be in it.
     pub fn report(&self) -> ExitCode {
-        eprintln!("memfold: {self}");
+        eprintln!("memfold: {}", printable(&self.message));
         ExitCode::from(self.status)
     }
 }

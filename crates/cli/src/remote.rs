@@ -1,7 +1,6 @@
 //! The store on other machines that the options name.
 
 use crate::failure::Failure;
-use crate::format::printable;
 use clap::Args;
 use memfold_remote::{Options, Password, RemoteStore, StoreAddress};
 use memfold_sys::inherited;
@@ -103,9 +102,7 @@ pub fn open(arguments: &RemoteArguments) -> Result<Option<RemoteStore>, Failure>
     options.replicas = arguments.remote_replicas;
     options.time_to_live = arguments.remote_ttl;
     options.patience = arguments.remote_timeout;
-    // What a server says is in it.
-    let store =
-        RemoteStore::open(&options).map_err(|error| Failure::own(printable(&error.to_string())))?;
+    let store = RemoteStore::open(&options).map_err(|error| Failure::own(error.to_string()))?;
     Ok(Some(store))
 }
 

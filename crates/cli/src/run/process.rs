@@ -3,7 +3,6 @@
 use super::interpreter;
 use super::signals::Signals;
 use crate::failure::{self, Failure};
-use crate::format::printable;
 use crate::own_process;
 use crate::remote::SECRETS;
 use memfold_sys::inherited;
@@ -117,14 +116,14 @@ fn preload_list(preload: &Path, had: Option<OsString>) -> OsString {
 /// never came to that.
 fn not_started(program: &OsStr, error: &io::Error) -> Failure {
     use io::ErrorKind::{NotFound, OutOfMemory, WouldBlock};
-    let name = printable(&program.to_string_lossy());
+    let name = program.to_string_lossy();
     match error.kind() {
         NotFound => {
             let why = match interpreter::missing(program) {
                 Some(missing) => format!("its interpreter {} does not exist", missing.display()),
                 None => "not found".to_owned(),
             };
-            let text = format!("cannot execute {name}: {}", printable(&why));
+            let text = format!("cannot execute {name}: {why}");
             Failure::with_status(failure::NOT_FOUND, text)
         }
         OutOfMemory | WouldBlock => {
