@@ -240,16 +240,14 @@ impl Descendants {
                     image.since = Instant::now();
                     return None;
                 }
-                let is_own = |reason: &Reason| {
-                    matches!(
-                        reason,
-                        Reason::Refused | Reason::Forked | Reason::NotAttached(None)
-                    )
-                };
-                if image.was_managed && reason.as_ref().is_some_and(is_own) {
-                    return Some(Reason::Detached);
-                }
-                Some(reason.unwrap_or(Reason::Unseen))
+                Some(match reason.unwrap_or(Reason::Unseen) {
+                    Reason::Refused | Reason::Forked | Reason::NotAttached(None)
+                        if image.was_managed =>
+                    {
+                        Reason::Detached
+                    }
+                    reason => reason,
+                })
             }
             _ => None,
         }
