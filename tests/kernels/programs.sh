@@ -20,6 +20,6 @@ cd "$FOLDER"
 ulimit -n "\$(ulimit -Hn)"
 export MEMFOLD_TEST_ROUNDS=1 MEMFOLD_TEST_PATIENCE="${EMULATED:+10}" CARGO_MANIFEST_DIR="$FOLDER"
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-exec "$TESTS" --test-threads 1 $FILTER
+exec "$TESTS" --test-threads 1 --include-ignored $FILTER
 END
 chroot /host /bin/bash /tmp/tests

@@ -196,6 +196,7 @@ fn most_while(engine: &Engine, run: impl FnOnce()) -> u64 {
 
 /// One after the other: CPU time is the process's.
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn writers_wait_for_a_slow_store_but_not_for_one_that_is_full() {
     for mode in [Mode::Signal, Mode::Thread] {
         // Half of each page is noise, or all of it.

@@ -81,6 +81,7 @@ fn peak() -> u64 {
 
 /// All in one test: the peak is the process's.
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn calls_end_in_time_and_in_little_memory() {
     let Some(folder) = folder() else { return };
     let server = StoreServer::start(folder.path(), &[]);

@@ -19,7 +19,7 @@ const LONGEST_SEARCH: Duration = Duration::from_secs(120);
 /// Seconds of histories; `.ci/run` searches longer, and `memfold-lab simulate` without an end.
 fn seconds() -> Duration {
     let seconds = std::env::var("MEMFOLD_SIMULATE_SECONDS");
-    let seconds = seconds.map_or(6, |seconds| seconds.parse().expect("a number of seconds"));
+    let seconds = seconds.map_or(4, |seconds| seconds.parse().expect("a number of seconds"));
     Duration::from_secs(seconds)
 }
 

@@ -101,6 +101,7 @@ fn swapped() -> PathBuf {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn a_machine_swaps_on_a_disk_and_its_program_finds_every_byte() {
     let Some(kernel) = kernel() else { return };
     let served = Served::start(&["--size", "512M", "--limit", "256M"]);
@@ -147,6 +148,7 @@ fn a_machine_swaps_on_a_disk_and_its_program_finds_every_byte() {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn a_file_system_keeps_its_files_and_gives_memory_back() {
     const FILES: u64 = 16;
     let Some(kernel) = kernel() else { return };

@@ -25,12 +25,14 @@ fn a_program_outlives_its_main_thread() {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn a_fork_beside_moves_sees_one_moment() {
     alone!(&["cc"]);
     ends_well("race", "24");
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn a_fork_beside_moves_that_leave_their_mapping_sees_one_moment() {
     alone!(&["cc"]);
     ends_well("stays", "24");
@@ -105,6 +107,7 @@ impl Drop for Frozen {
 
 /// A frozen program looks like one that sleeps: its helper leaves its commands alone.
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn a_frozen_program_does_not_hold_up_the_others() {
     alone!(&["cc", "sh"]);
     let folder = tempfile::tempdir().expect("a temporary directory");

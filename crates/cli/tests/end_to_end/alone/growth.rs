@@ -3,6 +3,7 @@
 use crate::support::{Limits, MIB, Program, compiled};
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn a_heap_that_grows_bit_by_bit_stays_few_mappings() {
     alone!(&["cc"]);
     let program = Program::new(compiled("grow", &["grow.c"], &[])).args(["250", "2000", "0"]);

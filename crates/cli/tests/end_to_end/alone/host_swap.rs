@@ -100,6 +100,7 @@ fn swapped_out() -> u64 {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn pages_survive_the_hosts_own_swap() {
     alone!(&["cc", "sh", "mkswap", "swapon", "swapoff"]);
     if !Path::new(HOT_ADD).exists() {

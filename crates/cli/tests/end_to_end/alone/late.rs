@@ -31,12 +31,14 @@ fn a_late_program_stays_in_its_limit() {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn a_late_program_that_touches_pages_stays_in_its_limit() {
     alone!(&["cc", "sh"]);
     grows_late("touch", 1, short_or_long("1000", "1800"));
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn late_programs_that_touch_pages_at_once_stay_in_one_limit() {
     alone!(&["cc", "sh"]);
     grows_late("touch", 6, "200");
@@ -44,6 +46,7 @@ fn late_programs_that_touch_pages_at_once_stay_in_one_limit() {
 
 /// As many as fit four times over start at once: each waits to be admitted until there is room.
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn small_programs_that_start_at_once_do_not_take_twice_the_limit() {
     alone!(&["cc", "sh"]);
     const LIMIT: u64 = 156 * MIB;

@@ -36,6 +36,7 @@ fn many_small_programs_that_grow_at_once_stay_within_the_limit() {
 /// While there is room, none has a helper, and to start one takes longer than to fill what a program has mapped. They took
 /// more than 700 MiB, if they were seen at all.
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn programs_without_a_helper_that_grow_at_once_stay_within_the_limit() {
     alone!(&["cc"]);
     assert_limit_while_growing(500 * MIB, ["50", "20", "3"], 1000 * MIB);
@@ -99,6 +100,7 @@ fn read_only_memory_does_not_stall_faults() {
 /// Reading the events of a program that never pauses takes long. It took up to 56 s, in which no fault of
 /// the other program was served, and the limit was not kept.
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn a_program_that_changes_mappings_without_a_pause_does_not_hold_up_the_others() {
     alone!(&["cc"]);
     let program = compiled("restless", &["restless.c"], &["-pthread"]);

@@ -34,6 +34,7 @@ print(total.hexdigest())
 ";
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn incompressible_memory_stays_and_no_fault_waits_for_it() {
     alone!(&["python3"]);
     let program = Program::new(python()).args(["-c", NOISE]);
@@ -88,6 +89,7 @@ print(sum(data[at] for _ in range(20) for at in range(0, len(data), 4096)))
 ";
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn immovable_memory_stays_and_no_fault_waits_for_it() {
     alone!(&["python3"]);
     let program = Program::new(python())
@@ -201,6 +203,7 @@ fn sqlite_builds_and_checks_a_database_in_memory() {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn a_shell_runs_many_short_pipelines() {
     alone!(&["bash", "sed", "tr", "cksum"]);
     same_as_unlimited(

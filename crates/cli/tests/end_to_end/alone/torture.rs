@@ -53,6 +53,7 @@ verified_while! {
 
 /// As where the kernel has no `UFFDIO_MOVE`.
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn pages_survive_being_carried_off() {
     alone!(&["cc"]);
     for names in [
@@ -68,6 +69,7 @@ fn pages_survive_being_carried_off() {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn pages_survive_everything_at_once() {
     alone!(&["cc"]);
     for (seed, threads, megabytes) in [("1", "2", "64"), ("2", "6", "96"), ("3", "1", "48")] {
@@ -87,6 +89,7 @@ fn pages_survive_everything_at_once() {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn a_tree_of_forks_keeps_every_copy() {
     alone!(&["cc"]);
     let program = Program::new(compiled("forktree", &["forktree.c"], &[])).arg("60");
@@ -107,6 +110,7 @@ fn a_tree_of_forks_keeps_every_copy() {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn writes_after_a_fork_wait_for_room() {
     alone!(&["cc"]);
     let program =

@@ -85,6 +85,7 @@ fn a_go_program_is_held() {
 
 /// The kernel reports no forks to its user, and code of Go's linker is known to fork in one way.
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn without_a_capability_attach_takes_programs_of_gos_linker_alone() {
     beside!(&["cc", "go", "setpriv", "unshare"]);
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");

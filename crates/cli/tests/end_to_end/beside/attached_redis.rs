@@ -78,6 +78,7 @@ fn save_and_change(client: &mut RedisClient, after: fn(usize) -> Vec<u8>) {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn redis_saves_in_the_background_while_it_is_attached() {
     beside!(&["redis-server", "redis-benchmark"]);
     let folder = tempfile::tempdir().expect("a temporary directory");

@@ -141,6 +141,7 @@ pub(super) fn assert_tree_paged_out(out: &str) {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn a_tree_of_forks_is_managed_in_a_default_container() {
     beside!(&TOOLS);
     let (stage, Some(profile)) = (Stage::new(), profile()) else {

@@ -64,6 +64,7 @@ fn a_child_without_a_helper_dies_with_the_supervisor() {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn a_stopped_program_can_be_read() {
     beside!(&["cc"]);
     let program = Program::new(compiled("debugged", &["debugged.c"], &[]))

@@ -21,6 +21,7 @@ fn most_metadata(run: &Running, time: Duration) -> u64 {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn page_tables_of_random_mappings_do_not_grow() {
     beside!(&["cc"]);
     let program = Program::new(compiled("randmap", &["randmap.c"], &[])).args(["15", "200"]);

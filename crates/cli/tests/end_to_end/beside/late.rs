@@ -76,6 +76,7 @@ fn ways<'a>(ways: [&'a [&'a str]; 2]) -> impl Iterator<Item = &'a [&'a str]> {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn forks_of_a_program_with_a_helper_keep_every_page() {
     beside!(&["cc"]);
     for options in ways([&[], &["--prepare-forks"]]) {
@@ -91,6 +92,7 @@ fn forks_of_a_program_with_a_helper_keep_every_page() {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn a_late_program_keeps_every_page() {
     beside!(&["cc", "sh"]);
     for options in [&[][..], &["--prepare-forks"]] {
@@ -99,6 +101,7 @@ fn a_late_program_keeps_every_page() {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn late_forks_keep_every_page() {
     beside!(&["cc", "sh"]);
     for options in ways([&["--prepare-forks"], &[]]) {
@@ -128,6 +131,7 @@ fn waits_are_not_cut_short_as_a_helper_is_started() {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn a_late_program_under_a_tracer_starts_its_helper_itself() {
     beside!(&["cc", "sh", "strace"]);
     // Before and after programs do without a helper as yet.

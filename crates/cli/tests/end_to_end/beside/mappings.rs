@@ -27,6 +27,7 @@ fn a_child_uses_what_was_kept_from_it() {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn what_a_fork_wipes_is_empty_in_the_child() {
     beside!(&["cc"]);
     let program = Program::new(compiled("wiped", &["wiped.c"], &[])).args(["56", "12"]);
@@ -97,6 +98,7 @@ fn a_page_that_is_not_where_it_was_is_reported() {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn a_program_that_secures_itself_keeps_its_memory() {
     beside!(&["cc"]);
     let program = Program::new(compiled("hostile", &["hostile.c"], &[])).arg("64");

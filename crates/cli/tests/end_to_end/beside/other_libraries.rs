@@ -62,6 +62,7 @@ const TABLE: &str = r#"BEGIN {
 }"#;
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn a_table_of_busybox_is_held() {
     beside!(&["busybox"]);
     let program = Program::new("busybox").args(["awk", "-v", "rounds=2", TABLE]);
@@ -70,6 +71,7 @@ fn a_table_of_busybox_is_held() {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn a_table_of_busybox_is_attached_and_detached_again_and_again() {
     beside!(&["busybox"]);
     let rounds = format!("rounds={}", short_or_long(4, 40));

@@ -105,6 +105,7 @@ fn a_share_and_a_read_only_image_work_in_podmans_container() {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn redis_saves_in_the_background_in_podmans_container() {
     beside!(&TOOLS);
     let programs = ["redis-server", "redis-cli", "redis-check-rdb"].map(find_program);
@@ -139,6 +140,7 @@ fn doctor_prints_podmans_own_options() {
 
 /// The host's own device is in such a container, as the host's user may open it.
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn podman_without_root_is_given_the_hosts_device() {
     beside!(&TOOLS);
     let forktree = compiled("forktree", &["forktree.c"], &[]);

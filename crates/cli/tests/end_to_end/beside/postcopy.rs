@@ -142,6 +142,7 @@ fn migrate(source: &mut Machine, target: &mut Machine, socket: &Path) -> Value {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn a_machine_migrates_by_postcopy_from_one_run_to_another() {
     beside!(&["cc", "qemu-system-x86_64"]);
     let folder = tempfile::tempdir().expect("a folder");

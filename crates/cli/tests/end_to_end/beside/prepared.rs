@@ -118,6 +118,7 @@ fn children_forked_beside_moves_see_one_moment() {
 
 /// No loader brings the library to them: their C library's code is changed where it forks.
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn children_of_static_programs_have_everything() {
     beside!(&["cc", "musl-gcc"]);
     for compiler in ["cc", "musl-gcc"] {
@@ -161,6 +162,7 @@ fn a_child_past_the_c_library_lacks_what_is_managed() {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn a_program_with_filters_of_its_own_gets_all_back() {
     beside!(&["cc"]);
     let outcome = prepared("hostile", &["64"]).run(Limits::Resident(16 * MIB));

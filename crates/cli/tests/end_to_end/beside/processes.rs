@@ -45,6 +45,7 @@ fn limit_descriptors(process: i32, most: usize) {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn forks_wait_while_memfold_has_no_descriptors_for_them() {
     beside!(&["prlimit"]);
     let folder = tempfile::tempdir().expect("a temporary directory");

@@ -179,6 +179,7 @@ fn remote_pages_survive_a_network_that_splits() {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn a_store_that_is_slow_cut_off_forging_or_full_delays_and_loses_nothing() {
     beside!(&tools());
     let folder = tempfile::tempdir().expect("a temporary directory");
@@ -249,6 +250,7 @@ fn must_be_stopped(program: &Program, result: &Path, happens: impl FnOnce()) -> 
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn a_program_is_stopped_where_the_store_lost_changed_or_never_returns_its_pages() {
     beside!(&tools());
     let folder = tempfile::tempdir().expect("a temporary directory");
@@ -304,6 +306,7 @@ fn copies_in_the_swap_file_outlive_the_store() {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn a_killed_run_leaves_nothing_in_the_store_for_long() {
     beside!(&tools());
     let folder = tempfile::tempdir().expect("a temporary directory");

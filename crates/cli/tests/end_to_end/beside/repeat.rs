@@ -41,6 +41,7 @@ fn a_program_verifies_a_limit_on_everything() {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn forks_end_well() {
     beside!(&["cc"]);
     let program = Program::new(compiled("forktree", &["forktree.c"], &[])).arg("24");
@@ -48,6 +49,7 @@ fn forks_end_well() {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn torture_ends_well() {
     beside!(&["cc"]);
     let program =
@@ -56,6 +58,7 @@ fn torture_ends_well() {
 }
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn python_ends_well() {
     beside!(&["python3"]);
     let program = Program::new(python()).arg(source("objects.py")).arg("0.25");

@@ -47,6 +47,7 @@ print(hashlib.sha256(b''.join(cold)).hexdigest())
 ";
 
 #[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
 fn proactively_what_stays_cold_leaves_far_below_the_limit() {
     beside!(&["python3"]);
     // A fifth of what is cold. On a busy host little leaves in a second, as faults wait.

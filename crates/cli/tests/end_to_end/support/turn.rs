@@ -27,7 +27,7 @@ pub enum Turn {
     },
 }
 
-/// Leaves a test out of the short form, in which the whole of README's command ends within ten minutes.
+/// Leaves a test out of the short form, in which `.ci/run` ends within half an hour.
 macro_rules! only_in_the_long_form {
     () => {
         if !crate::support::is_long() {
