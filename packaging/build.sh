@@ -8,10 +8,11 @@
 # Both packages are made of one tree, so they cannot differ. Needs dpkg-deb, rpmbuild (package rpm), and
 # what release.sh and licences.py need. MEMFOLD_DIST is a folder that release.sh has filled already.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+root=$(realpath "$(dirname "$0")/..")
+out=$(realpath -m "${1:-$root/target/packages}")
+cd "$root"
 umask 022
 
-out=$(realpath -m "${1:-target/packages}")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$out"

@@ -7,10 +7,11 @@
 # has downloaded are this machine's. SUITE is what is built on (default: this machine's). Wheels are tried on OLDER as well.
 # shellcheck disable=SC2034 # BOUND and NAMED are for roots.sh.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+root=$(realpath "$(dirname "$0")/..")
+out=$(realpath -m "${1:-$root/target/clean}")
+cd "$root"
 . packaging/roots.sh
 
-out=$(realpath -m "${1:-target/clean}")
 suite=${SUITE:-$(own_suite)}
 older=${OLDER:-bullseye}
 mkdir -p "$out"

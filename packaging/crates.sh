@@ -6,9 +6,10 @@
 # packages and a folder of their dependencies. Needs the dependencies in cargo's cache (cargo fetch).
 # The build is unoptimised: what is tried is whether it builds, not how fast it runs.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+root=$(realpath "$(dirname "$0")/..")
+out=$(realpath -m "${1:-$root/target/crates}")
+cd "$root"
 
-out=$(realpath -m "${1:-target/crates}")
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 # At the same place each time, or cargo would build the dependencies again.
 work=$target/crates-build
@@ -21,8 +22,8 @@ packages=()
 for crate in "${crates[@]}"; do packages+=(--package "$crate"); done
 # Each is built from its package further down.
 cargo package --locked --no-verify --allow-dirty --target-dir "$work" "${packages[@]}"
-rm -rf "$out"
 mkdir -p "$out"
+for crate in "${crates[@]}"; do rm -f "$out/$crate"-[0-9]*.crate; done
 cp "$work"/package/*.crate "$out"
 
 # A source of all the dependencies that the workspace's lock file names, and of the packages.

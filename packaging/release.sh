@@ -12,9 +12,10 @@
 # for that one musl-gcc (musl-tools) compiles the codecs. Needs objcopy and readelf (binutils). CROSS is the prefix of the
 # tools for another architecture than this machine's, such as aarch64-linux-gnu-.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+root=$(realpath "$(dirname "$0")/..")
+dist=$(realpath -m "${1:-$root/target/dist}")
+cd "$root"
 
-dist=${1:-target/dist}
 triple=${TARGET:-x86_64-unknown-linux-musl}
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 home=$(realpath "${CARGO_HOME:-$HOME/.cargo}")

@@ -6,7 +6,7 @@ if [ "$(stat --format %G /dev/userfaultfd 2> /dev/null)" = memfold ]; then
     chmod 600 /dev/userfaultfd
 fi
 if [ -e /run/udev/control ]; then
-    udevadm control --reload
+    udevadm control --reload || echo "memfold: udev has not read its rules again; it does at the next boot" >&2
 fi
 # Folders of root's runs, which stay when a run has ended, and are empty then.
 for folder in /run/memfold /var/lib/memfold /usr/local/lib/memfold; do

@@ -7,10 +7,11 @@
 # MIRROR are what mmdebstrap is given (default: the host's release, and its mirror). BASE is a
 # root filesystem that is there already, with udev.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+root=$(realpath "$(dirname "$0")/..")
+packages=$(realpath "${1:-$root/target/packages}")
+cd "$root"
 . packaging/roots.sh
 
-packages=$(realpath "${1:-target/packages}")
 work=$(mktemp -d)
 trap 'rm -rf --one-file-system "$work"' EXIT
 suite=${SUITE:-$(own_suite)}

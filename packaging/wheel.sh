@@ -5,15 +5,16 @@
 # zig links with glibc 2.17, the oldest that Rust's standard library runs with, whatever glibc is here. maturin gives the
 # wheel the tag of that, and auditwheel must find the same. MATURIN_OPTIONS are further options, such as "--profile dev".
 set -euo pipefail
-cd "$(dirname "$0")/.."
+root=$(realpath "$(dirname "$0")/..")
+out=$(realpath -m "${1:-$root/target/wheels}")
+cd "$root"
 
-out=$(realpath -m "${1:-target/wheels}")
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 python3 -m venv "$work/build"
 "$work/build/bin/pip" install --quiet "maturin[zig]>=1.9.4,<2" auditwheel
-rm -rf "$out"
+rm -f "$out"/memfold-*.whl
 read -r -a options <<< "${MATURIN_OPTIONS:---release}"
 PATH=$work/build/bin:$PATH CARGO_TARGET_DIR=$target \
     maturin build --locked --zig --compatibility manylinux2014 --auditwheel check --out "$out" "${options[@]}" \
