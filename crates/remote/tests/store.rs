@@ -8,11 +8,28 @@ use memfold_remote::{OpenError, Options, Password, RemoteStore};
 use memfold_swap::{Corruption, LoadError, Slot};
 use memfold_testing::skip;
 use memfold_testing::store::{
-    HOSTS, Network, Passing, Proxy, StoreCluster, StoreServer, store_programs,
+    HOSTS, Network, Passing, Proxy, StoreCluster, StoreServer, free_port, store_programs,
 };
 use support::{
     Warnings, World, certificates, folder, options, page, tls_server, use_documented_user,
 };
+
+/// What docs/remote.md has for the servers' configuration is understood by them.
+#[test]
+fn a_server_starts_with_the_documented_settings() {
+    let Some(folder) = folder() else { return };
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/remote.md");
+    let page = std::fs::read_to_string(page).expect("the document");
+    let mut blocks = page.split("\n```\n");
+    let settings = blocks.find(|block| block.starts_with("maxmemory "));
+    let path = folder.path().join("settings");
+    std::fs::write(&path, settings.expect("the servers' settings")).expect("a file");
+    let path = path.display().to_string();
+    let bus = free_port().to_string();
+    let server = StoreServer::start(folder.path(), &["--include", &path, "--cluster-port", &bus]);
+    let policy = server.ask(&["config", "get", "maxmemory-policy"]);
+    assert!(policy.contains("noeviction"), "{policy}");
+}
 
 #[test]
 fn pages_go_to_a_server_and_come_back() {
