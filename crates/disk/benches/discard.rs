@@ -23,7 +23,7 @@ struct Cost {
 
 fn disk() -> Disk<MappedSource> {
     let config = SwapConfig {
-        pool_capacity_pages: (LIMIT / BLOCK) as usize,
+        pool_capacity_pages: SwapConfig::capacity_for((LIMIT / BLOCK) as usize),
         max_slots: (2 * SIZE / BLOCK) as usize,
         ..SwapConfig::default()
     };

@@ -43,7 +43,7 @@ pub struct SwapConfig {
     /// Whether pages have a checksum that is verified on load.
     pub checksum: bool,
     /// Pages of address space for the pool, the most it can ever hold. It takes memory only for
-    /// what it stores; use several times what is to be stored.
+    /// what it stores; [`SwapConfig::capacity_for`] says how many it needs.
     pub pool_capacity_pages: usize,
     /// The most slots, rounded up to whole clusters. They cost address space only.
     pub max_slots: usize,
@@ -82,6 +82,14 @@ impl Default for SwapConfig {
             max_slots: 1 << 28,
             shards: 0,
         }
+    }
+}
+
+impl SwapConfig {
+    /// Address space, in pages, for a pool that never holds more than `pages` pages at a time, whatever
+    /// their sizes: [`zsmalloc::Config::capacity_for`].
+    pub fn capacity_for(pages: usize) -> usize {
+        zsmalloc::Config::capacity_for(pages)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The configuration of a pool.
 
-use crate::geometry::MAX_CHAIN_PAGES;
+use crate::geometry::{MAX_CAPACITY_PAGES, MAX_CHAIN_PAGES};
 
 /// The configuration of a [`Pool`](crate::Pool).
 ///
@@ -47,13 +47,26 @@ impl Config {
     /// The default configuration with `capacity_pages` pages of address space, the most the pool
     /// can ever hold. Rounded up to a power of two, at least 1024.
     ///
-    /// Reserve several times what is to be stored: address space that zspages of one length have
-    /// used is not reused for other lengths.
+    /// Reserve more than what is to be stored: address space that zspages of one length have used is not
+    /// reused for other lengths. [`Config::capacity_for`] says how much more.
     pub fn with_capacity_pages(capacity_pages: usize) -> Self {
         Self {
             capacity_pages,
             ..Self::default()
         }
+    }
+
+    /// The capacity, in pages, of a pool that never holds more than `pages` pages at a time: enough for
+    /// zspages of each length to take all of it once, whatever was stored before, or the largest capacity
+    /// if that is less.
+    ///
+    /// ```
+    /// assert_eq!(zsmalloc::Config::capacity_for(1 << 20), 18 << 20);
+    /// ```
+    pub fn capacity_for(pages: usize) -> usize {
+        /// An eighth more: not all runs fill their units, nor all arenas their extents.
+        const TIMES: usize = MAX_CHAIN_PAGES + MAX_CHAIN_PAGES / 8;
+        pages.saturating_mul(TIMES).min(MAX_CAPACITY_PAGES)
     }
 
     /// The most pages of a zspage, 1 to [`MAX_CHAIN_PAGES`] (the default). Longer zspages waste

@@ -6,6 +6,9 @@ pub const PAGE_SIZE: usize = 4096;
 /// The most pages a zspage may have.
 pub const MAX_CHAIN_PAGES: usize = 16;
 
+/// The largest capacity of a pool: a page number has 32 bits, and the last one is reserved.
+pub(crate) const MAX_CAPACITY_PAGES: usize = 1 << 31;
+
 /// Pages of a unit: the longest run fits in one.
 pub(crate) const UNIT_PAGES: usize = 1 << UNIT_SHIFT;
 pub(crate) const UNIT_SHIFT: u32 = MAX_CHAIN_PAGES.trailing_zeros();

@@ -10,7 +10,10 @@ use crate::{
     config::Config,
     epoch::{Epoch, Reader},
     error::{AllocError, MisuseError, NewPoolError},
-    geometry::{MAX_CHAIN_PAGES, MAX_EXTENT_PAGES, MAX_SHARDS, PAGE_SIZE, PageNumber, UNIT_PAGES},
+    geometry::{
+        MAX_CAPACITY_PAGES, MAX_CHAIN_PAGES, MAX_EXTENT_PAGES, MAX_SHARDS, PAGE_SIZE, PageNumber,
+        UNIT_PAGES,
+    },
     lock::Held,
     released::Released,
     ring::Ring,
@@ -27,8 +30,6 @@ use crate::{
 
 /// The smallest capacity; there must be room for some zspages of each length.
 const MIN_CAPACITY_PAGES: usize = 1024;
-/// The largest capacity: a page number has 32 bits, and the last one is reserved.
-const MAX_CAPACITY_PAGES: usize = 1 << 31;
 /// The most pages of empty zspages the bins of a shard keep.
 const MAX_ALLOWANCE_PAGES: usize = 256;
 

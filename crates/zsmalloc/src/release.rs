@@ -41,8 +41,12 @@ impl<S: PageSource> Pool<S> {
         match self.try_take_run(shard, pages) {
             Ok(page) => Ok(page),
             Err(error) => {
-                // Retained memory may make the difference.
-                if self.trim() + self.give_back_spare(1) == 0 {
+                // Retained memory may make the difference; what is spare in huge pages is no address space.
+                let mut gained = self.trim();
+                if error != AllocError::RangeFull {
+                    gained += self.give_back_spare(1);
+                }
+                if gained == 0 {
                     return Err(error);
                 }
                 self.try_take_run(shard, pages)

@@ -147,7 +147,7 @@ fn disk(
     let config = SwapConfig {
         algorithm: arguments.algo,
         checksum: !arguments.no_checksum,
-        pool_capacity_pages: (limit / BLOCK) as usize,
+        pool_capacity_pages: SwapConfig::capacity_for((limit / BLOCK) as usize),
         blocks: BLOCKS,
         blocks_for_room: BLOCKS_FOR_ROOM,
         block_saving: BLOCK_SAVING,

@@ -45,6 +45,29 @@ fn no_core_file_is_left_and_descriptors_are_as_many_as_may_be() {
     assert_eq!(left.count(), 0);
 }
 
+/// What was stored in zspages of one length takes no address space from those of others.
+#[test]
+fn a_full_disk_that_was_emptied_takes_other_data() {
+    if !has(&["nbdcopy", "qemu-io"]) {
+        return;
+    }
+    let served = Served::start(&["--size", "256M", "--limit", "32M"]);
+    let mut random = memfold_testing::Random::new(5);
+    // About 1200 bytes of each block are stored.
+    let mut text = vec![0; 80 * MIB];
+    for block in text.chunks_exact_mut(4096) {
+        block[..1150].fill_with(|| random.below(256) as u8);
+    }
+    let path = served.folder.path().join("text").display().to_string();
+    std::fs::write(&path, &text).expect("a file");
+    run("nbdcopy", &["--destination-is-zero", &path, &served.uri()]);
+    run(
+        "qemu-io",
+        &["-f", "raw", "-c", "discard 0 256M", &served.uri()],
+    );
+    write_noise(&served, 16);
+}
+
 #[test]
 fn stat_knows_a_disk_while_it_is_served() {
     if !has(&["nbdcopy"]) {

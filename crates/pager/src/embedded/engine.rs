@@ -51,6 +51,13 @@ fn physical_pages() -> usize {
     usize::try_from(pages).unwrap_or(0).max(1 << 16)
 }
 
+/// The most pages that the pool may have.
+fn most_pages(limit: &Limit) -> usize {
+    let limited = limit.total_bytes.map(|bytes| bytes / PAGE_SIZE as u64);
+    let limited = limited.map(|pages| usize::try_from(pages).unwrap_or(usize::MAX));
+    limited.unwrap_or_else(physical_pages)
+}
+
 /// The memory that the host, or the cgroup of this process, allows, in bytes.
 ///
 /// # Errors
@@ -68,9 +75,8 @@ fn swap_config(config: &Config) -> SwapConfig {
     SwapConfig {
         algorithm: config.algorithm,
         checksum: config.checksum,
-        // Address space only: four times physical memory for zspages of each length, and 64 times for
-        // slots.
-        pool_capacity_pages: (physical_pages() * 4).next_power_of_two().min(1 << 28),
+        // Address space only: what zspages of each length may need, and slots for 64 times the memory.
+        pool_capacity_pages: SwapConfig::capacity_for(most_pages(&config.limit)),
         max_slots: (physical_pages() * 64).next_power_of_two().min(1 << 30),
         shards: memfold_sys::thread::allowed_cpus().len().min(64),
         ..SwapConfig::default()

@@ -429,15 +429,18 @@ fn paged_out(before: &Stats, after: &Stats) -> u64 {
     pages * PAGE_SIZE as u64
 }
 
-/// Reserves the default capacity, or less, down to what the limit needs, where address space is limited
-/// (`ulimit -v`, `vm.overcommit_memory=2`).
+/// Reserves what a pool of all of the host's memory may need, or less, down to what the limit needs, where address
+/// space is limited (`ulimit -v`, `vm.overcommit_memory=2`).
 fn new_swap_space(options: &Options) -> Result<SwapSpace<MappedSource>, StartError> {
+    let needed = needed_pages(options);
     let plentiful = SwapConfig {
         algorithm: options.algorithm,
         checksum: options.checksum,
+        // The limit may be raised.
+        pool_capacity_pages: SwapConfig::capacity_for(needed.max(allowed_pages())),
         ..SwapConfig::default()
     };
-    let small = smaller_capacities(needed_pages(options), plentiful.pool_capacity_pages);
+    let small = smaller_capacities(needed, plentiful.pool_capacity_pages);
     let small = small.map(|pool_capacity_pages| SwapConfig {
         pool_capacity_pages,
         max_slots: FEWER_SLOTS,
@@ -462,16 +465,25 @@ const FEWER_SLOTS: usize = 1 << 26;
 
 /// The most pages that the pool must hold: pages beyond the limit stay in the programs.
 fn needed_pages(options: &Options) -> usize {
-    let allowed = || memory_allowance().map_or(1 << 30, |allowance| allowance.bytes);
-    let bytes = options.limit.total_bytes.unwrap_or_else(allowed);
+    let in_pages = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX) / PAGE_SIZE;
+    options
+        .limit
+        .total_bytes
+        .map_or_else(allowed_pages, in_pages)
+}
+
+/// Pages of the memory that the host, or the cgroup of this process, allows.
+fn allowed_pages() -> usize {
+    let bytes = memory_allowance().map_or(1 << 30, |allowance| allowance.bytes);
     usize::try_from(bytes).unwrap_or(usize::MAX) / PAGE_SIZE
 }
 
-/// Capacities to try, in pages. The pool keeps runs of each length apart, so it needs several times its
-/// contents in address space.
+/// Capacities to try, in pages. Those after the first suffice where pages compress alike: the pool keeps runs of each length
+/// apart.
 fn smaller_capacities(needed: usize, most: usize) -> impl Iterator<Item = usize> {
-    let sizes = [4, 2, 1].map(|times: usize| times.saturating_mul(needed.next_power_of_two()));
-    sizes.into_iter().filter(move |size| *size < most)
+    let few = [4, 2, 1].map(|times: usize| times.saturating_mul(needed.next_power_of_two()));
+    let sizes = std::iter::once(SwapConfig::capacity_for(needed)).chain(few);
+    sizes.filter(move |size| *size < most)
 }
 
 /// File name of the socket in a run's directory to which helpers connect.
@@ -561,7 +573,7 @@ mod tests {
     #[test]
     fn smaller_pools_still_hold_what_the_limit_allows() {
         let sizes: Vec<usize> = smaller_capacities(3000, 1 << 24).collect();
-        assert_eq!(sizes, [16_384, 8192, 4096]);
+        assert_eq!(sizes, [54_000, 16_384, 8192, 4096]);
         assert_eq!(smaller_capacities(1 << 22, 1 << 24).count(), 2);
         assert_eq!(smaller_capacities(1 << 24, 1 << 24).count(), 0);
     }

@@ -5,8 +5,8 @@ use std::{panic, sync::atomic::Ordering};
 use crate::common::{TestSource, contents};
 use memfold_testing::Random;
 use zsmalloc::{
-    AllocError, Config, HeapSource, MisuseError, NewPoolError, ObjectWord, PAGE_SIZE, Pool,
-    SourceError,
+    AllocError, Config, HeapSource, MAX_CHAIN_PAGES, MisuseError, NewPoolError, ObjectWord,
+    PAGE_SIZE, Pool, SizeClass, SourceError,
 };
 
 fn pool() -> Pool<HeapSource> {
@@ -194,6 +194,23 @@ fn a_full_range_is_an_error() {
     assert_eq!(words.len(), 1024);
     pool.free_bulk(&mut words);
     assert!(pool.store(&[&contents(1, PAGE_SIZE)]).is_ok());
+}
+
+#[test]
+fn a_pool_of_the_capacity_for_its_contents_holds_any_sizes_after_each_other() {
+    const PAGES: usize = 512;
+    let config = Config::with_capacity_pages(Config::capacity_for(PAGES)).shards(1);
+    let pool = Pool::new(HeapSource::new(), config).unwrap();
+    let sizes: Vec<usize> = pool.classes().iter().map(SizeClass::size).collect();
+    for size in sizes.into_iter().rev() {
+        let mut words = Vec::new();
+        while pool.resident_bytes() < (PAGES - MAX_CHAIN_PAGES) * PAGE_SIZE {
+            let stored = pool.store(&[&contents(1, size)]);
+            words.push(stored.unwrap_or_else(|error| panic!("{size} bytes: {error}")));
+        }
+        pool.free_bulk(&mut words);
+        pool.trim();
+    }
 }
 
 #[test]
