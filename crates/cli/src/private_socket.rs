@@ -3,9 +3,9 @@
 use rustix::fs::Mode;
 use rustix::process::umask;
 use std::fs::{self, Metadata};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -20,8 +20,14 @@ pub struct PrivateSocket {
 }
 
 impl PrivateSocket {
-    /// Listens. To be called while no other thread creates files, as the file creation mask is changed.
+    /// Listens; a socket of this user's that no process listens at any more is replaced. To be called while no other
+    /// thread creates files, as the file creation mask is changed.
+    ///
+    /// # Errors
+    ///
+    /// `AddrInUse` if a process listens there, `AlreadyExists` if the file is another one.
     pub fn bind(path: &Path) -> io::Result<PrivateSocket> {
+        remove_stale(path)?;
         // 0600 from its first moment on.
         let before = umask(Mode::from_raw_mode(0o177));
         let listener = UnixListener::bind(path);
@@ -57,6 +63,21 @@ impl Drop for PrivateSocket {
         if fs::symlink_metadata(&self.path).is_ok_and(|found| identity(&found) == self.file) {
             let _ = fs::remove_file(&self.path);
         }
+    }
+}
+
+/// Removes a socket of this user's that no process listens at any more.
+fn remove_stale(path: &Path) -> io::Result<()> {
+    let Ok(found) = fs::symlink_metadata(path) else {
+        return Ok(());
+    };
+    let is_own = found.uid() == rustix::process::geteuid().as_raw();
+    if !found.file_type().is_socket() || !is_own {
+        return Err(ErrorKind::AlreadyExists.into());
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => fs::remove_file(path),
+        _ => Err(ErrorKind::AddrInUse.into()),
     }
 }
 

@@ -103,6 +103,7 @@ mod tests {
     use super::*;
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
 
     #[test]
     fn a_socket_is_the_users_own_and_goes_with_its_listener() {
@@ -120,6 +121,9 @@ mod tests {
         assert!(path.exists(), "it is another's now");
         drop(third);
         assert!(!path.exists());
+        // That of a server that was killed.
+        drop(UnixListener::bind(&path).unwrap());
+        drop(Listener::bind(&address, false).expect("the stale one is replaced"));
     }
 
     #[test]

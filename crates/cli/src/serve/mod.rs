@@ -193,7 +193,11 @@ fn cannot_listen(address: &Address, error: &std::io::Error) -> Failure {
     let (name, remedy) = match address {
         Address::Unix(path) if error.kind() == std::io::ErrorKind::AddrInUse => (
             format!("unix:{}", path.display()),
-            "; remove the file if no server uses it",
+            "; another server listens there: give another path",
+        ),
+        Address::Unix(path) if error.kind() == std::io::ErrorKind::AlreadyExists => (
+            format!("unix:{}", path.display()),
+            "; the file is no socket of this user's: remove it, or give another path",
         ),
         Address::Unix(path) => (
             format!("unix:{}", path.display()),

@@ -2,13 +2,10 @@
 
 use crate::private_socket::PrivateSocket;
 use std::fmt;
-use std::fs;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// An address of `--metrics`.
@@ -95,31 +92,13 @@ impl MetricsAddress {
     /// Listens. To be called while there is one thread, as the file creation mask is changed.
     pub fn listen(&self) -> io::Result<Listener> {
         match self {
-            MetricsAddress::Unix(path) => {
-                remove_stale(path)?;
-                PrivateSocket::bind(path).map(Listener::Unix)
-            }
+            MetricsAddress::Unix(path) => PrivateSocket::bind(path).map(Listener::Unix),
             MetricsAddress::Tcp(address) => {
                 let listener = TcpListener::bind(address)?;
                 listener.set_nonblocking(true)?;
                 Ok(Listener::Tcp(listener))
             }
         }
-    }
-}
-
-/// Removes a socket of this user's that no process listens at any more.
-fn remove_stale(path: &Path) -> io::Result<()> {
-    let Ok(found) = fs::symlink_metadata(path) else {
-        return Ok(());
-    };
-    let is_own = found.uid() == rustix::process::geteuid().as_raw();
-    if !found.file_type().is_socket() || !is_own {
-        return Err(ErrorKind::AlreadyExists.into());
-    }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => fs::remove_file(path),
-        _ => Err(ErrorKind::AddrInUse.into()),
     }
 }
 
@@ -153,6 +132,8 @@ impl AsFd for Listener {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use std::io::ErrorKind;
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::os::unix::net::UnixListener;
 
