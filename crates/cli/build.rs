@@ -76,12 +76,13 @@ fn name_the_commit() {
         let text = String::from_utf8(output.stdout).ok()?;
         (output.status.success() && !text.trim().is_empty()).then(|| text.trim().to_owned())
     };
-    if let Some(head) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
+    // A package's sources may lie in a repository of another project.
+    let is_own = git(&["ls-files", "build.rs"]).is_some();
+    if is_own && let Some(head) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
         println!("cargo::rerun-if-changed={head}");
     }
-    let commit = env::var("MEMFOLD_COMMIT")
-        .ok()
-        .or_else(|| git(&["rev-parse", "--short=12", "HEAD"]));
+    let head = || git(&["rev-parse", "--short=12", "HEAD"]).filter(|_| is_own);
+    let commit = env::var("MEMFOLD_COMMIT").ok().or_else(head);
     let commit = commit.unwrap_or_else(|| "unknown".to_owned());
     println!("cargo::rustc-env=MEMFOLD_COMMIT={commit}");
 }
