@@ -5,8 +5,8 @@
 #   memfold_VERSION_amd64.deb, memfold-VERSION-1.x86_64.rpm, memfold-VERSION-x86_64.tar.xz
 #   memfold.debug    symbols of the binary in all of them (docs/packaging.md)
 #
-# Both packages are made of one tree, so they cannot differ. Needs dpkg-deb, rpmbuild (package rpm), and
-# what release.sh and licences.py need. MEMFOLD_DIST is a folder that release.sh has filled already.
+# Both packages are made of one tree, so they cannot differ. Needs Debian or Ubuntu with dpkg-deb, rpmbuild (package rpm), a
+# toolchain of rustup, and what release.sh and licences.py need. MEMFOLD_DIST is a folder that release.sh has filled already.
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/..")
 out=$(realpath -m "${1:-$root/target/packages}")
@@ -45,6 +45,8 @@ put 755 "$dist/memfold" usr/bin/memfold
 put 644 packaging/memfold.rules usr/lib/udev/rules.d/60-memfold.rules
 put 644 packaging/memfold.sysusers usr/lib/sysusers.d/memfold.conf
 put 644 README.md usr/share/doc/memfold/README.md
+# Messages name them.
+for page in docs/*; do put 644 "$page" "usr/share/doc/memfold/$page"; done
 put 644 CHANGELOG.md usr/share/doc/memfold/changelog
 gzip --best --no-name "$tree/usr/share/doc/memfold/changelog"
 packaging/licences.py "$triple" > "$work/copyright"
@@ -72,7 +74,7 @@ mkdir -p "$top/BUILD"
     fill packaging/rpm/memfold.spec
     (cd "$tree" && find . -type f -printf '/%P\n' | LC_ALL=C sort \
         | sed -e 's,^/usr/share/man/,%doc &,' -e 's,^/usr/share/doc/memfold/copyright$,%license &,')
-    for folder in lib/sysusers.d share/doc/memfold share/bash-completion{,/completions} \
+    for folder in lib/sysusers.d share/doc/memfold{,/docs} share/bash-completion{,/completions} \
         share/fish{,/vendor_completions.d} share/zsh{,/site-functions}; do
         echo "%dir /usr/$folder"
     done

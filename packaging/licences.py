@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Prints the licences of memfold and of all that is linked into its binary: packaging/licences.py [TARGET].
 
-Of each crate all licence files in its sources, so those of the C libraries it brings, too; and that of musl.
+Of each crate all licence files in its sources, so those of the C libraries it brings, too; and that of the C library.
 Fails where a crate has none. (Rust's own: share/doc/rust/COPYRIGHT-library.html of the toolchain.)
 """
 
@@ -13,8 +13,10 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TARGET = sys.argv[1] if len(sys.argv) > 1 else "x86_64-unknown-linux-musl"
-# Where Debian's musl-tools, whose compiler builds the C sources, have it.
-MUSL = pathlib.Path("/usr/share/doc/musl/copyright")
+# The C library that is linked, and where Debian's packages (musl of musl-tools, libc6) have its licence.
+C_LIBRARY, ITS_LICENCE = (
+    ("musl", "/usr/share/doc/musl/copyright") if TARGET.endswith("-musl") else ("glibc", "/usr/share/doc/libc6/copyright")
+)
 IS_LICENCE = re.compile(r"(licen[cs]e|copying|notice|copyright)", re.IGNORECASE)
 # Of folders that are built into nothing, and the second licence of zstd, which we do not take.
 IS_UNUSED = re.compile(r"/(tests?|examples|programs|contrib|benches|fuzz)/|/zstd/COPYING$")
@@ -59,7 +61,7 @@ def main():
             missing.append(f"{' '.join(key)} ({package['license']}, {package['repository']})")
         for text, name in found.items():
             users.setdefault(text, []).append(f"{' '.join(key)}: {package['license']} ({name})")
-    users.setdefault(MUSL.read_text().strip(), []).append("musl, the C library")
+    users.setdefault(pathlib.Path(ITS_LICENCE).read_text().strip(), []).append(f"{C_LIBRARY}, the C library")
     if missing:
         sys.exit("licences.py: no licence file in " + "; ".join(missing))
     print("memfold is available under either of two licences, as you like: MIT or Apache-2.0.\n")

@@ -54,7 +54,7 @@ fail() {
     echo "release.sh: $dist/memfold $*" >&2
     exit 1
 }
-for path in "$PWD" "$target" "$home" "$sysroot"; do
+for path in "$PWD" "$target" "$home" "$sysroot/lib/rustlib"; do
     if grep --quiet --binary-files=text --fixed-strings "$path" "$dist/memfold"; then
         fail "contains the build path $path"
     fi

@@ -81,6 +81,7 @@ bash -n /usr/share/bash-completion/completions/memfold
 test -s /usr/share/fish/vendor_completions.d/memfold.fish
 test -s /usr/share/zsh/vendor-completions/_memfold || test -s /usr/share/zsh/site-functions/_memfold
 grep -q 'Apache License' /usr/share/doc/memfold/copyright
+test -s /usr/share/doc/memfold/docs/containers.md
 rm -rf /tmp/*
 SCRIPT
 
