@@ -3,7 +3,8 @@
 #
 #   crates/capi/install.sh [--profile PROFILE | --built FOLDER] [PREFIX]   (default: release, /usr/local)
 #
-# --built takes the libraries from a folder, where cargo has built them.
+# --built takes the libraries from a folder, where cargo has built them. DESTDIR is put before PREFIX where files are
+# written. Programs that are linked with the shared library find it in /usr/local/lib once root has called ldconfig.
 #
 # Needs cargo and binutils. `cargo cinstall` (cargo-c, README.md) installs the same files, but its
 # static library exports the symbols of LZ4, zstd and xxHash, too.
@@ -20,21 +21,22 @@ case "${1:-}" in
     shift 2
     ;;
 esac
-prefix=${1:-/usr/local}
+prefix=$(realpath -m "${1:-/usr/local}")
+to=${DESTDIR:-}$prefix
 here=$(cd "$(dirname "$0")" && pwd)
 if [ -z "$built" ]; then
     built=${CARGO_TARGET_DIR:-$here/../../target}/$(echo "$profile" | sed 's/^dev$/debug/')
     cargo build --profile "$profile" --locked -p memfold-capi --lib --manifest-path "$here/Cargo.toml"
 fi
 
-mkdir -p "$prefix/lib/pkgconfig" "$prefix/include"
-cp "$here/include/memfold.h" "$prefix/include/"
+install -d "$to/lib/pkgconfig" "$to/include"
+install -m 644 "$here/include/memfold.h" "$to/include/"
 
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$here/../../Cargo.toml" | head -n 1)
 soname=$(readelf -d "$built/libmemfold_capi.so" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p')
-cp "$built/libmemfold_capi.so" "$prefix/lib/libmemfold.so.$version"
-ln -sf "libmemfold.so.$version" "$prefix/lib/$soname"
-ln -sf "$soname" "$prefix/lib/libmemfold.so"
+install -m 755 "$built/libmemfold_capi.so" "$to/lib/libmemfold.so.$version"
+ln -sf "libmemfold.so.$version" "$to/lib/$soname"
+ln -sf "$soname" "$to/lib/libmemfold.so"
 
 # One object with only the interface global: a program may have its own LZ4, zstd or xxHash, of
 # another version.
@@ -45,10 +47,10 @@ object=$work/memfold.o
 ld -r --gc-sections $(printf ' -u %s' $symbols) "$built/libmemfold_capi.a" -o "$object"
 # (The bitcode that the Rust standard library carries is of no use once it is linked, and ar fails on it.)
 objcopy -R .llvmbc -R .llvmcmd $(printf ' --keep-global-symbol=%s' $symbols) "$object"
-rm -f "$prefix/lib/libmemfold.a"
-ar rcs "$prefix/lib/libmemfold.a" "$object"
+ar rcs "$work/libmemfold.a" "$object"
+install -m 644 "$work/libmemfold.a" "$to/lib/libmemfold.a"
 
-cat > "$prefix/lib/pkgconfig/memfold.pc" << PC
+cat > "$work/memfold.pc" << PC
 prefix=$prefix
 libdir=\${prefix}/lib
 includedir=\${prefix}/include
@@ -60,3 +62,4 @@ Libs: -L\${libdir} -lmemfold
 Libs.private: -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc
 Cflags: -I\${includedir}
 PC
+install -m 644 "$work/memfold.pc" "$to/lib/pkgconfig/memfold.pc"
