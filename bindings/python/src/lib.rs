@@ -232,6 +232,12 @@ fn has_arrays() -> bool {
     mapped::any()
 }
 
+/// Puts the handlers of limits above those that were installed since.
+#[pyfunction]
+fn reinstall_handlers() -> PyResult<()> {
+    Ok(memfold::reinstall_handlers()?)
+}
+
 /// A size as the command line takes it, in bytes.
 #[pyfunction]
 fn parse_size(text: &str) -> PyResult<u64> {
@@ -258,6 +264,7 @@ fn _memfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(memory_at, module)?)?;
     module.add_function(wrap_pyfunction!(guard_inherited, module)?)?;
     module.add_function(wrap_pyfunction!(has_arrays, module)?)?;
+    module.add_function(wrap_pyfunction!(reinstall_handlers, module)?)?;
     module.add_function(wrap_pyfunction!(parse_size, module)?)?;
     module.add_class::<Store>()?;
     module.add_class::<Memfold>()?;

@@ -50,7 +50,7 @@ class Arrays(unittest.TestCase):
     def test_system_calls_work_on_what_is_out(self):
         limit = memfold.Memfold("8M")
         if limit.stats()["mode"] != "thread":
-            self.fail("this host does not serve the kernel's faults: run the tests as root")
+            self.fail("this host does not serve the kernel's faults: run the tests as root, on Linux 6.8 or newer")
         values = limit.array(numpy.arange(MIB // 8))
         with tempfile.TemporaryFile() as file:
             memfold.page_out(values)

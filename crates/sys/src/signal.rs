@@ -4,11 +4,11 @@
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 #[cfg(target_arch = "aarch64")]
-pub use aarch64::{call_on_stack, is_fetch};
+pub use aarch64::{call_on_stack, is_fetch, stack_pointer};
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 #[cfg(target_arch = "x86_64")]
-pub use x86_64::{call_on_stack, is_fetch};
+pub use x86_64::{call_on_stack, is_fetch, stack_pointer};
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -103,7 +103,28 @@ pub unsafe fn fault(info: *const Info) -> Option<(i32, usize)> {
     }
 }
 
+/// Whether a handler of this process has sent a signal to its own thread (`raise`), to have the handler called that was
+/// installed before it. Known only of handlers that run on an alternate stack.
+///
+/// # Safety
+/// The arguments are what the kernel gave a handler.
+pub unsafe fn is_raised_by_handler(info: *const Info, context: *const libc::c_void) -> bool {
+    // SAFETY: the caller's promise; a signal that was sent has its sender's PID.
+    unsafe {
+        let raised = (*info).si_code == libc::SI_TKILL && (*info).si_pid() == libc::getpid();
+        let stack = &(*context.cast::<libc::ucontext_t>()).uc_stack;
+        let start = stack.ss_sp as usize;
+        let used = start..start.saturating_add(stack.ss_size);
+        raised && used.contains(&stack_pointer(context))
+    }
+}
+
 impl Previous {
+    /// Whether it is the default action, or ignoring.
+    pub fn is_no_handler(&self) -> bool {
+        matches!(self.0.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
+    }
+
     /// Passes a signal on to what was installed before, under the mask that it asked for.
     ///
     /// Where that is the default action, or ignoring (which the kernel does not do for a fault),

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Optional, TypeVar, Union
 
-from . import _fork
+from . import _fork, _signals
 from ._fork import ForkError, ForkWarning, allow_forked_pools
 from ._limit import Limit, Shape, SignalModeWarning, memory_under as _memory_under
 from ._memfold import STATS, ModeUnavailableError, __version__
@@ -47,6 +47,7 @@ _Array = TypeVar("_Array", bound="NDArray[Any]")
 Memfold = Limit
 
 _fork.install()
+_signals.install()
 _lock = threading.Lock()
 _default: Optional[Limit] = None
 

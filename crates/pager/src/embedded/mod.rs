@@ -86,5 +86,5 @@ pub use error::Error;
 pub use inherited::{guard_inherited, is_region};
 pub use region::{PinnedPages, Region};
 pub use remote_queue::Remote;
-pub use signals::handle_fault;
+pub use signals::{handle_fault, reinstall};
 pub use stats::Stats;

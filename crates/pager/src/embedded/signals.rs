@@ -1,40 +1,58 @@
 //! The handler of SIGBUS and SIGSEGV: whether a fault is on a region, and a stack to serve it on.
 //!
 //! Other faults go to the handler that the program had installed before. A handler that is installed
-//! later passes faults on by [`handle_fault`].
+//! later passes faults on by [`handle_fault`], or the handler here is put above it again by [`reinstall`].
+
+mod chain;
 
 use super::area::{Area, Served};
 use super::registry;
 use super::remote_queue::PAUSE;
 use super::worker::{self, Worker};
-use memfold_sys::signal::{self, Info, Previous};
+use chain::Chain;
+use memfold_sys::signal::{self, Info};
 use memfold_sys::thread;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// SIGBUS: userfaultfd raises it for a missing page.
 pub(super) const MISSING: i32 = libc::SIGBUS;
 /// SIGSEGV: the kernel raises it for an inaccessible page.
 pub(super) const PROTECTED: i32 = libc::SIGSEGV;
 
-static PREVIOUS: [OnceLock<Previous>; 2] = [OnceLock::new(), OnceLock::new()];
+static CHAINS: [Chain; 2] = [Chain::new(), Chain::new()];
+static INSTALLING: Mutex<()> = Mutex::new(());
 
-fn previous(signal: i32) -> &'static OnceLock<Previous> {
-    &PREVIOUS[usize::from(signal == PROTECTED)]
+fn chain(signal: i32) -> &'static Chain {
+    &CHAINS[usize::from(signal == PROTECTED)]
 }
 
 /// Installs the handler for a signal, once for the process.
 pub(super) fn install(signal: i32) -> io::Result<()> {
-    static INSTALLING: Mutex<()> = Mutex::new(());
     let _installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
-    let place = previous(signal);
+    let chain = chain(signal);
     // A forked child may have reset all signals, and so may a library that handled this one for a
     // while.
-    if place.get().is_none() || signal::has_no_handler(signal) {
+    if !chain.is_begun() || signal::has_no_handler(signal) {
         // A fault of another thread in between finds no previous handler and is tried again.
-        let found = signal::install(signal, on_fault)?;
-        let _ = place.set(found);
+        chain.begin(signal::install(signal, on_fault)?);
+    }
+    Ok(())
+}
+
+/// Puts the handlers that limits of this process have installed above those that the program, or a library of it, has
+/// installed since. Faults that are on no region go to these, and from there to what was installed first. To be called
+/// after the program has installed or removed a handler of SIGBUS or SIGSEGV that passes no faults on.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn reinstall() -> io::Result<()> {
+    let _installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
+    for signal in [MISSING, PROTECTED] {
+        if chain(signal).is_begun() && !is_installed(signal) {
+            chain(signal).put_above(signal::install(signal, on_fault)?);
+        }
     }
     Ok(())
 }
@@ -65,10 +83,8 @@ extern "C" fn on_fault(signal: i32, info: *mut Info, context: *mut libc::c_void)
         unsafe {
             // Regions are not executable: a jump into one would fault for ever.
             let executes = signal == PROTECTED && signal::is_fetch(context);
-            if (executes || !serve_fault(info))
-                && let Some(previous) = previous(signal).get()
-            {
-                previous.call(signal, info, context);
+            if executes || !serve_fault(info) {
+                chain(signal).pass_on(signal, info, context);
             }
         }
     });
@@ -138,6 +154,7 @@ unsafe fn serve_fault(info: *const Info) -> bool {
     unsafe { signal::call_on_stack(top, serve, (&raw mut fault).cast()) };
     let served = fault.served;
     drop(worker);
+    chain(number).note_served();
     if served != Served::Done {
         // The access is repeated.
         thread::nap(PAUSE);

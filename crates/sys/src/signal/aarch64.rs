@@ -38,6 +38,15 @@ pub unsafe fn is_fetch(context: *const libc::c_void) -> bool {
     syndrome(records).is_some_and(is_of_fetch)
 }
 
+/// The stack pointer of what a signal interrupted.
+///
+/// # Safety
+/// `context` is what the kernel gave a handler.
+pub unsafe fn stack_pointer(context: *const libc::c_void) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { (*context.cast::<Context>()).machine.stack_pointer as usize }
+}
+
 /// Whether an exception syndrome (`ESR_EL1`) is of an instruction abort.
 fn is_of_fetch(syndrome: u64) -> bool {
     const CLASS_SHIFT: u32 = 26;

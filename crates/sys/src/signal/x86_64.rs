@@ -12,6 +12,16 @@ pub unsafe fn is_fetch(context: *const libc::c_void) -> bool {
     registers[libc::REG_ERR as usize] & INSTRUCTION_FETCH != 0
 }
 
+/// The stack pointer of what a signal interrupted.
+///
+/// # Safety
+/// `context` is what the kernel gave a handler.
+pub unsafe fn stack_pointer(context: *const libc::c_void) -> usize {
+    // SAFETY: the caller's promise; the kernel fills in all registers.
+    let registers = unsafe { &(*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
+    registers[libc::REG_RSP as usize] as usize
+}
+
 /// Calls `function(argument)` on another stack.
 ///
 /// # Safety

@@ -1,0 +1,184 @@
+//! Handlers that restore what was installed before them and raise the signal again, as CPython's faulthandler has.
+
+mod common;
+
+use common::{MIB, PAGE, builder};
+use memfold::{Memfold, Mode, Region, reinstall_handlers};
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+/// Calls of the handler; in memory that children share.
+static CALLS: AtomicPtr<AtomicUsize> = AtomicPtr::new(ptr::null_mut());
+/// What was installed before it, in a box.
+static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
+
+fn calls() -> &'static AtomicUsize {
+    // SAFETY: the test sets it first, to memory that stays.
+    unsafe { &*CALLS.load(Ordering::Relaxed) }
+}
+
+fn share_calls() {
+    let (access, flags) = (
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+    );
+    // SAFETY: a new mapping where the kernel likes, which stays.
+    let page = unsafe { libc::mmap(ptr::null_mut(), PAGE, access, flags, -1, 0) };
+    assert_ne!(page, libc::MAP_FAILED);
+    CALLS.store(page.cast(), Ordering::Relaxed);
+}
+
+extern "C" fn restoring_handler(signal: i32) {
+    calls().fetch_add(1, Ordering::Relaxed);
+    // SAFETY: what `install` put there; the process keeps it.
+    unsafe {
+        libc::sigaction(signal, BEFORE.load(Ordering::Relaxed), ptr::null_mut());
+        libc::raise(signal);
+    }
+}
+
+fn install(signal: i32) {
+    // SAFETY: a zeroed action with a handler of one argument; the kernel fills in the one before.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = restoring_handler as *const () as usize;
+        action.sa_flags = libc::SA_NODEFER | libc::SA_ONSTACK;
+        let mut before = MaybeUninit::uninit();
+        let done = libc::sigaction(signal, &raw const action, before.as_mut_ptr());
+        assert_eq!(done, 0);
+        BEFORE.store(
+            Box::into_raw(Box::new(before.assume_init())),
+            Ordering::Relaxed,
+        );
+    }
+}
+
+/// The test's thread has an alternate stack, as Rust gives one to each thread.
+fn assert_alternate_stack() {
+    let mut stack = MaybeUninit::<libc::stack_t>::uninit();
+    // SAFETY: asks only.
+    let flags = unsafe {
+        assert_eq!(libc::sigaltstack(ptr::null(), stack.as_mut_ptr()), 0);
+        stack.assume_init().ss_flags
+    };
+    assert_eq!(flags & libc::SS_DISABLE, 0);
+}
+
+/// Runs a child, and returns its wait status.
+fn forked(run: impl FnOnce() -> i32) -> i32 {
+    calls().store(0, Ordering::Relaxed);
+    // SAFETY: the child runs only what is given and exits without destructors.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::_exit(run());
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        status
+    }
+}
+
+fn signal_of(mode: Mode) -> i32 {
+    match mode {
+        Mode::Protection => libc::SIGSEGV,
+        _ => libc::SIGBUS,
+    }
+}
+
+fn limited(mode: Mode) -> (Memfold, Region) {
+    let memfold = builder(mode).limit(64 * MIB as u64).build().unwrap();
+    let mut region = memfold.map(MIB).unwrap();
+    page_out(&mut region);
+    (memfold, region)
+}
+
+fn page_out(region: &mut Region) {
+    for (number, page) in region.chunks_exact_mut(PAGE).enumerate() {
+        page[..2].copy_from_slice(&[1 + (number % 250) as u8, 7]);
+    }
+    region.page_out(..).unwrap();
+}
+
+fn is_whole(region: &Region) -> bool {
+    let mut pages = region.chunks_exact(PAGE).enumerate();
+    pages.all(|(number, page)| page[..2] == [1 + (number % 250) as u8, 7])
+}
+
+/// An access that is the program's mistake.
+fn crash() -> i32 {
+    // SAFETY: none; the test is that this ends the child, by the alarm at the latest.
+    unsafe {
+        libc::alarm(10);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let page = libc::mmap(ptr::null_mut(), PAGE, libc::PROT_NONE, flags, -1, 0);
+        i32::from(page.cast::<u8>().read_volatile())
+    }
+}
+
+/// The fault goes to the handler first. What it raises does not end the program, and it is not called again.
+fn a_fault_is_served_after_a_handler_that_was_installed_later(mode: Mode) {
+    let status = forked(|| {
+        let (memfold, mut region) = limited(mode);
+        install(signal_of(mode));
+        for _ in 0..3 {
+            if !is_whole(&region) || calls().load(Ordering::Relaxed) != 1 {
+                return 2;
+            }
+            page_out(&mut region);
+        }
+        i32::from(!memfold.is_handler_installed())
+    });
+    assert_eq!(status, 0, "{mode:?}: {status:#x}");
+}
+
+/// Nothing goes to the handler but what is the program's, and that ends it after one call.
+fn a_handler_below_is_called_for_the_programs_faults_alone(mode: Mode) {
+    let status = forked(|| {
+        let (memfold, mut region) = limited(mode);
+        install(libc::SIGSEGV);
+        if mode == Mode::Protection {
+            reinstall_handlers().unwrap();
+        }
+        if !memfold.is_handler_installed() || !is_whole(&region) {
+            return 2;
+        }
+        page_out(&mut region);
+        if calls().load(Ordering::Relaxed) != 0 {
+            return 3;
+        }
+        crash()
+    });
+    let ended = libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV;
+    assert!(ended, "{mode:?}: {status:#x}");
+    assert_eq!(calls().load(Ordering::Relaxed), 1, "{mode:?}");
+}
+
+/// A program that sends itself the signal is ended, as without memfold.
+fn a_signal_that_the_program_raises_ends_it(mode: Mode) {
+    let status = forked(|| {
+        // SAFETY: a number. (The handler of Rust's standard library takes the signal for a stack overflow.)
+        unsafe { libc::signal(signal_of(mode), libc::SIG_DFL) };
+        let (_memfold, _region) = limited(mode);
+        // SAFETY: ends the child.
+        unsafe { libc::raise(signal_of(mode)) };
+        4
+    });
+    assert!(libc::WIFSIGNALED(status), "{mode:?}: {status:#x}");
+    assert_eq!(libc::WTERMSIG(status), signal_of(mode), "{mode:?}");
+}
+
+#[test]
+fn faults_are_served_beside_handlers_that_restore_and_raise() {
+    assert_alternate_stack();
+    share_calls();
+    for mode in common::modes() {
+        if mode == Mode::Thread {
+            continue;
+        }
+        a_fault_is_served_after_a_handler_that_was_installed_later(mode);
+        a_handler_below_is_called_for_the_programs_faults_alone(mode);
+        a_signal_that_the_program_raises_ends_it(mode);
+    }
+}
