@@ -52,9 +52,10 @@ fn exception(error: Error) -> PyErr {
         cause = error.source();
     }
     match error {
-        Error::LimitTooSmall { .. } | Error::Length(_) | Error::OutOfRange { .. } => {
-            PyValueError::new_err(message)
-        }
+        Error::LimitTooSmall { .. }
+        | Error::Length(_)
+        | Error::OutOfRange { .. }
+        | Error::RemoteOptions(_) => PyValueError::new_err(message),
         Error::TooMuchPinned { .. } => PyMemoryError::new_err(message),
         Error::ModeUnavailable { .. } => ModeUnavailableError::new_err(message),
         _ => PyOSError::new_err(message),

@@ -96,7 +96,8 @@ class Stores(unittest.TestCase):
         for address in ("http://x", ""):
             with self.assertRaisesRegex(ValueError, "address"):
                 memfold.Remote(address)
-        for wrong in ({"replicas": 17}, {"timeout": 0}, {"time_to_live": datetime.timedelta(days=99)}):
+        for wrong in ({"replicas": 17}, {"timeout": 0}, {"time_to_live": datetime.timedelta(days=99)},
+                      {"time_to_live": 60}, {"timeout": 1, "time_to_live": 5}):
             with self.assertRaisesRegex(ValueError, next(iter(wrong))):
                 memfold.Remote("valkey://x", **wrong)
         with self.assertRaisesRegex(OSError, "a limit for everything|userfaultfd|connect"):

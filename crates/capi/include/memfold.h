@@ -197,6 +197,11 @@ typedef struct {
 #define MEMFOLD_ERROR_FORKED -5
 
 /*
+ The store on other machines cannot be used.
+ */
+#define MEMFOLD_ERROR_REMOTE -6
+
+/*
  Signal mode where the host allows userfaultfd, else protection mode.
  */
 #define MEMFOLD_MODE_AUTO 0
@@ -313,7 +318,7 @@ typedef struct {
    */
   uint32_t remote_timeout_seconds;
   /*
-   The store forgets what was not renewed for as long; 0 for 3600.
+   The store forgets what was not renewed for as long; 0 for 3600. At least twice the timeout, and from 10 to 2678400.
    */
   uint64_t remote_time_to_live_seconds;
 } memfold_options;

@@ -27,6 +27,8 @@ pub const MEMFOLD_ERROR_SYSTEM: c_int = -3;
 pub const MEMFOLD_ERROR_LIMIT: c_int = -4;
 /// The calling process is a forked child of the one that made the limit.
 pub const MEMFOLD_ERROR_FORKED: c_int = -5;
+/// The store on other machines cannot be used.
+pub const MEMFOLD_ERROR_REMOTE: c_int = -6;
 
 /// Signal mode where the host allows userfaultfd, else protection mode.
 pub const MEMFOLD_MODE_AUTO: u32 = 0;
@@ -92,7 +94,7 @@ pub struct memfold_options {
     pub remote_replicas: u32,
     /// How long a program waits for a page; 0 for 60.
     pub remote_timeout_seconds: u32,
-    /// The store forgets what was not renewed for as long; 0 for 3600.
+    /// The store forgets what was not renewed for as long; 0 for 3600. At least twice the timeout, and from 10 to 2678400.
     pub remote_time_to_live_seconds: u64,
 }
 
@@ -149,9 +151,11 @@ fn fail(code: c_int, message: &str) -> c_int {
 
 fn fail_with(error: &Error) -> c_int {
     let code = match error {
-        Error::LimitTooSmall { .. } | Error::Length(_) | Error::OutOfRange { .. } => {
-            MEMFOLD_ERROR_ARGUMENT
-        }
+        Error::LimitTooSmall { .. }
+        | Error::Length(_)
+        | Error::OutOfRange { .. }
+        | Error::RemoteOptions(_) => MEMFOLD_ERROR_ARGUMENT,
+        Error::Remote(_) => MEMFOLD_ERROR_REMOTE,
         Error::ModeUnavailable { .. } => MEMFOLD_ERROR_UNAVAILABLE,
         Error::TooMuchPinned { .. } => MEMFOLD_ERROR_LIMIT,
         Error::Forked => MEMFOLD_ERROR_FORKED,

@@ -4,9 +4,9 @@ use std::sync::{Mutex, PoisonError};
 
 use memfold::Stats;
 use memfold_capi::{
-    MEMFOLD_ERROR_ARGUMENT, MEMFOLD_ERROR_SYSTEM, MEMFOLD_PAGE_OUT, memfold_advise,
-    memfold_error_message, memfold_free, memfold_get_stats, memfold_map, memfold_new,
-    memfold_options, memfold_stats, memfold_unmap,
+    MEMFOLD_ERROR_ARGUMENT, MEMFOLD_ERROR_REMOTE, MEMFOLD_ERROR_SYSTEM, MEMFOLD_PAGE_OUT,
+    memfold_advise, memfold_error_message, memfold_free, memfold_get_stats, memfold_map,
+    memfold_new, memfold_options, memfold_stats, memfold_unmap,
 };
 use memfold_testing::store::{StoreServer, has_store, store_programs};
 use memfold_testing::{Random, skip};
@@ -208,7 +208,12 @@ fn a_store_that_cannot_be_used_is_an_error() {
     assert_eq!(code, MEMFOLD_ERROR_ARGUMENT, "{message}");
     assert!(message.contains("options.remote_password"), "{message}");
     let (code, message) = new(&with_store(c"valkey://127.0.0.1:1", c""));
-    assert_eq!(code, MEMFOLD_ERROR_SYSTEM, "{message}");
+    assert_eq!(code, MEMFOLD_ERROR_REMOTE, "{message}");
+    let mut short_lived = with_store(c"valkey://127.0.0.1:1", c"");
+    short_lived.remote_time_to_live_seconds = 60;
+    let (code, message) = new(&short_lived);
+    assert_eq!(code, MEMFOLD_ERROR_ARGUMENT, "{message}");
+    assert!(message.contains("time to live"), "{message}");
     // The options of an older header end before the store's.
     let mut older = with_store(c"http://x", c"");
     older.size = std::mem::offset_of!(memfold_options, remote);

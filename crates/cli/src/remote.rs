@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use clap::Args;
-use memfold_remote::{Options, Password, RemoteStore, StoreAddress};
+use memfold_remote::{OpenError, Options, Password, RemoteStore, StoreAddress};
 use memfold_sys::inherited;
 use std::ffi::OsString;
 use std::fs;
@@ -102,8 +102,24 @@ pub fn open(arguments: &RemoteArguments) -> Result<Option<RemoteStore>, Failure>
     options.replicas = arguments.remote_replicas;
     options.time_to_live = arguments.remote_ttl;
     options.patience = arguments.remote_timeout;
-    let store = RemoteStore::open(&options).map_err(|error| Failure::own(error.to_string()))?;
+    let store = RemoteStore::open(&options).map_err(|error| unusable(&error))?;
     Ok(Some(store))
+}
+
+/// What is wrong with a store, and which option to change.
+fn unusable(error: &OpenError) -> Failure {
+    let remedy = match error {
+        OpenError::Refused { .. } => {
+            "; give the right ones by --remote-password-file, or MEMFOLD_REMOTE_USER and MEMFOLD_REMOTE_PASSWORD"
+        }
+        OpenError::Authorities { .. } => " by --remote-ca-file",
+        OpenError::TooFewReplicas { .. } => {
+            "; give a smaller --remote-replicas, or the server more replicas"
+        }
+        OpenError::TimeToLive => ": change --remote-ttl or --remote-timeout",
+        _ => "",
+    };
+    Failure::own(format!("{error}{remedy}"))
 }
 
 /// The user and the password: from the file, or else from the variables.

@@ -144,8 +144,11 @@ impl MemfoldBuilder {
         }
         #[cfg(feature = "remote")]
         if let Some(options) = &self.1 {
-            let store = memfold_remote::RemoteStore::open(options)
-                .map_err(|error| Error::Remote(Box::new(error)))?;
+            let store =
+                memfold_remote::RemoteStore::open(options).map_err(|error| match error {
+                    memfold_remote::OpenError::TimeToLive => Error::RemoteOptions(Box::new(error)),
+                    error => Error::Remote(Box::new(error)),
+                })?;
             self.0.remote = Some(memfold_pager::embedded::Remote {
                 tier: store.tier(),
                 owner: Arc::new(store),

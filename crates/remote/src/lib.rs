@@ -64,6 +64,9 @@ pub use options::{Options, Password};
 const LEVEL: i32 = 1;
 /// Renewals in a time to live. More bear a longer cut before pages are forgotten.
 const RENEWALS: u32 = 4;
+/// The least and the most of [`Options::time_to_live`].
+const SHORTEST_LIFE: Duration = Duration::from_secs(10);
+const LONGEST_LIFE: Duration = Duration::from_secs(31 * 24 * 3600);
 /// The longest that a clean end waits for the store to remove what is left.
 const LAST_WAIT: Duration = Duration::from_secs(5);
 
@@ -81,8 +84,8 @@ impl RemoteStore {
     ///
     /// See [`OpenError`]. Nothing is left in the store then.
     pub fn open(options: &Options) -> Result<Self, OpenError> {
-        let least = (2 * options.patience).max(Duration::from_secs(10));
-        if options.time_to_live < least {
+        let least = options.patience.saturating_mul(2).max(SHORTEST_LIFE);
+        if !(least..=LONGEST_LIFE).contains(&options.time_to_live) {
             return Err(OpenError::TimeToLive);
         }
         let mut random = [0; 48];

@@ -18,10 +18,7 @@ pub enum OpenError {
         reason: String,
     },
     /// The server refuses the user or the password.
-    #[error(
-        "the store {address} refuses the user or password; give the right ones by \
-         --remote-password-file, or MEMFOLD_REMOTE_USER and MEMFOLD_REMOTE_PASSWORD"
-    )]
+    #[error("the store {address} refuses the user or password")]
     Refused {
         /// The store.
         address: StoreAddress,
@@ -29,7 +26,7 @@ pub enum OpenError {
     /// The certificates of the authorities cannot be used.
     #[error(
         "the authorities that the servers of {address} are checked against cannot be read: {reason}; give \
-         certificates in PEM by --remote-ca-file"
+         certificates in PEM"
     )]
     Authorities {
         /// The store.
@@ -51,8 +48,8 @@ pub enum OpenError {
     },
     /// A primary has fewer replicas than were asked for.
     #[error(
-        "the server {server} has {found} replicas, fewer than the {wanted} that --remote-replicas asks \
-         for; no page could be sent there"
+        "the server {server} has {found} replicas, fewer than the {wanted} that must have each page; no page \
+         could be sent there"
     )]
     TooFewReplicas {
         /// The primary.
@@ -62,8 +59,11 @@ pub enum OpenError {
         /// Replicas asked for.
         wanted: u32,
     },
-    /// The time to live is not longer than what a program waits.
-    #[error("--remote-ttl must be at least twice --remote-timeout, and 10 seconds or more")]
+    /// The time to live is not longer than what a program waits, or out of range.
+    #[error(
+        "the time to live of pages must be at least twice the timeout, after which a program is stopped, and from \
+         10 seconds to 31 days"
+    )]
     TimeToLive,
     /// No random numbers, or no thread.
     #[error("cannot prepare the remote tier: {0}")]

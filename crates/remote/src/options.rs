@@ -21,9 +21,10 @@ pub struct Options {
     pub ca_certificates: Option<Vec<u8>>,
     /// Replicas that must have a page before it counts as stored, beside the primary.
     pub replicas: u32,
-    /// How long the store keeps pages that are not renewed.
+    /// How long the store keeps pages that are not renewed: at least twice [`patience`](Self::patience), and from
+    /// 10 seconds to 31 days. Default: an hour.
     pub time_to_live: Duration,
-    /// How long a program waits for a page before it is stopped.
+    /// How long a program waits for a page before it is stopped. Default: a minute.
     pub patience: Duration,
 }
 

@@ -238,6 +238,9 @@ fn users_passwords_and_addresses_are_checked_at_the_start() {
     options.time_to_live = options.patience;
     let error = RemoteStore::open(&options).unwrap_err();
     assert!(matches!(error, OpenError::TimeToLive), "{error}");
+    options.patience = Duration::MAX;
+    let error = RemoteStore::open(&options).unwrap_err();
+    assert!(matches!(error, OpenError::TimeToLive), "{error}");
     options = support::options(1);
     let error = RemoteStore::open(&options).unwrap_err();
     assert!(matches!(error, OpenError::Unreachable { .. }), "{error}");

@@ -21,7 +21,7 @@ class Remote:
     leads to all others. ``ca_certificates`` is PEM text: the authorities that the servers of
     ``valkeys://`` are checked against, in place of the host's. A page counts as stored once
     ``replicas`` replicas have it, beside the primary. The store forgets what was not renewed for
-    ``time_to_live`` (seconds or a ``timedelta``).
+    ``time_to_live`` (seconds or a ``timedelta``), which is at least twice ``timeout``, and 10 seconds or more.
 
     If the store does not return a page within ``timeout``, or returns another one, **the process is
     aborted**, before it reads wrong data.
@@ -41,6 +41,8 @@ class Remote:
         if not 0 <= replicas <= 16:
             raise ValueError(f"replicas is from 0 to 16, not {replicas}")
         times = (_time(timeout, "timeout"), _time(time_to_live, "time_to_live"))
+        if times[1] < max(2 * times[0], timedelta(seconds=10)):
+            raise ValueError("time_to_live must be at least twice timeout, and 10 seconds or more")
         self.address = address
         self._native = _memfold.Store(
             address, (user, password), ca_certificates, replicas, times

@@ -40,6 +40,9 @@ pub enum Error {
     /// A store on other machines cannot be used.
     #[error("cannot use the remote store")]
     Remote(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The options of a store on other machines contradict each other, or are out of range.
+    #[error("the options of the remote store are invalid")]
+    RemoteOptions(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The length of a region is zero, or larger than the address space.
     #[error("cannot map a region of {0} bytes: the length must be from 1 to 2^46")]
     Length(usize),
