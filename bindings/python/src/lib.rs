@@ -96,6 +96,7 @@ impl Store {
         options.ca_certificates = ca_certificates.map(String::into_bytes);
         options.replicas = replicas;
         (options.patience, options.time_to_live) = times;
+        memfold::show_remote_warnings();
         Ok(Self(options))
     }
 }

@@ -1,7 +1,7 @@
 //! The store on other machines that the options of a limit name.
 
 use crate::{MEMFOLD_ERROR_ARGUMENT, fail, memfold_options};
-use ::memfold::{Password, RemoteOptions, StoreAddressError};
+use ::memfold::{Password, RemoteOptions, StoreAddressError, show_remote_warnings};
 use std::ffi::{CStr, c_char, c_int};
 use std::time::Duration;
 
@@ -33,6 +33,7 @@ pub(crate) unsafe fn store(options: &memfold_options) -> Result<Option<RemoteOpt
     if options.remote_time_to_live_seconds != 0 {
         store.time_to_live = Duration::from_secs(options.remote_time_to_live_seconds);
     }
+    show_remote_warnings();
     Ok(Some(store))
 }
 

@@ -90,15 +90,6 @@ pub fn open(arguments: &RemoteArguments) -> Result<Option<RemoteStore>, Failure>
     if let Some(path) = &arguments.remote_ca_file {
         options.ca_certificates = Some(read("--remote-ca-file", path)?.into_bytes());
     }
-    if !address.tls {
-        let host = |host: &str| host == "localhost" || host.starts_with("127.") || host == "::1";
-        if !address.servers.iter().all(|server| host(&server.host)) {
-            log::warn!(
-                "valkey:// is not encrypted: pages are, but others on the network can read the \
-                 password, and delete pages; use valkeys:// there"
-            );
-        }
-    }
     options.replicas = arguments.remote_replicas;
     options.time_to_live = arguments.remote_ttl;
     options.patience = arguments.remote_timeout;

@@ -16,7 +16,7 @@ pub use memfold_pager::{Algorithm, ParseAlgorithmError, Size, SizeError, StatsFi
 #[cfg(feature = "remote")]
 pub use memfold_remote::{
     OpenError as RemoteOpenError, Options as RemoteOptions, Password, StoreAddress,
-    StoreAddressError,
+    StoreAddressError, show_warnings as show_remote_warnings,
 };
 #[cfg(feature = "remote")]
 pub use memfold_swap::RemoteUsage;

@@ -26,6 +26,7 @@
 //! | `answer` | taking answers apart, within what was asked for |
 //! | `failure` | what errors mean |
 //! | `keeper` | the thread that removes, renews and warns |
+//! | `warnings` | a logger for programs that have none |
 //!
 //! A store is not trusted: what it returns is refused if it is not what was stored, and it reads
 //! nothing but the number and the sizes of pages, and when they are used. It can lose pages and keep
@@ -48,6 +49,7 @@ mod options;
 mod store;
 mod stream;
 mod topology;
+mod warnings;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -59,6 +61,7 @@ use store::Store;
 pub use address::{Server, StoreAddress, StoreAddressError};
 pub use open_error::OpenError;
 pub use options::{Options, Password};
+pub use warnings::show_warnings;
 
 /// The Zstandard level. Higher sends less and takes more CPU time.
 const LEVEL: i32 = 1;
@@ -88,6 +91,7 @@ impl RemoteStore {
         if !(least..=LONGEST_LIFE).contains(&options.time_to_live) {
             return Err(OpenError::TimeToLive);
         }
+        warn_if_readable(&options.address);
         let mut random = [0; 48];
         getrandom::fill(&mut random).map_err(std::io::Error::from)?;
         let (key, run) = random.split_at(32);
@@ -131,5 +135,16 @@ impl fmt::Debug for RemoteStore {
         f.debug_struct("RemoteStore")
             .field("tier", &self.tier)
             .finish_non_exhaustive()
+    }
+}
+
+/// Warns of an address where others may read what is sent.
+fn warn_if_readable(address: &StoreAddress) {
+    let is_here = |host: &str| host == "localhost" || host.starts_with("127.") || host == "::1";
+    if !address.tls && !address.servers.iter().all(|server| is_here(&server.host)) {
+        log::warn!(
+            "valkey:// is not encrypted: pages are, but others on the network can read the password, and delete pages; \
+             use valkeys:// there"
+        );
     }
 }
