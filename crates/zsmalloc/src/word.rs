@@ -48,7 +48,8 @@ impl ObjectWord {
 
     /// The word of a number from [`ObjectWord::into_raw`]; `None` if `raw` cannot be a word.
     ///
-    /// Any number is safe: the pool checks each word it is given.
+    /// A pool checks that a word names a stored object. A number that no store has returned may name an object that
+    /// another thread is storing or freeing: to read that is a data race.
     pub fn from_raw(raw: u64) -> Option<Self> {
         let class = raw >> (PAGE_BITS + INDEX_BITS);
         if class == 0 || class >> CLASS_BITS != 0 {
