@@ -19,6 +19,16 @@ pub enum NewSwapSpaceError {
     Pool(#[from] NewPoolError),
 }
 
+impl NewSwapSpaceError {
+    /// Whether a smaller capacity may do.
+    pub fn is_for_want_of_addresses(&self) -> bool {
+        matches!(
+            self,
+            Self::Source(_) | Self::Pool(NewPoolError::Source(_) | NewPoolError::Metadata)
+        )
+    }
+}
+
 /// Why a page could not be stored. Nothing of it is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -61,6 +61,8 @@ mod checksum;
 #[cfg(not(loom))]
 mod codec;
 #[cfg(not(loom))]
+mod config;
+#[cfg(not(loom))]
 mod counters;
 #[cfg(not(loom))]
 mod error;
@@ -104,6 +106,7 @@ pub use zsmalloc::PAGE_SIZE;
 #[cfg(not(loom))]
 pub use {
     codec::{Algorithm, ParseAlgorithmError},
+    config::{BlockShape, SwapConfig},
     counters::Usage,
     error::{Corruption, LoadError, NewSwapSpaceError, StoreError},
     gather::{Gather, GatherConfig, GatherUsage},
@@ -111,7 +114,7 @@ pub use {
     migrate::{MigrateReport, ScanPolicy},
     page::{Page, fill, fill_word},
     scratch::Scratch,
-    space::{BlockShape, SwapConfig, SwapSpace},
+    space::SwapSpace,
     tier::{
         Batch, BatchId, FileBackend, FileTier, FileUsage, Place, Placed, RemoteBackend,
         RemoteConfig, RemoteError, RemoteTier, RemoteUsage, Removal, Stored, Tier, TierKey,

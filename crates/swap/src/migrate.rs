@@ -16,13 +16,14 @@ use zsmalloc::{ObjectWord, PageSource, Relocate};
 
 use crate::{
     PAGE_SIZE,
+    config::BlockShape,
     entry::{Location, Position, TierKind, wrong_entry},
     error::StoreError,
     migrator::Migrator,
     page::Page,
     scratch::Scratch,
     slot::{CLUSTER_SLOTS, ClusterId, Slot},
-    space::{BlockShape, Patience, SwapSpace},
+    space::{Patience, SwapSpace},
     store::STORE_ORDER,
     stored_bytes::StoredBytes,
     sync::{

@@ -7,9 +7,10 @@ use zsmalloc::{PageSource, Pool};
 use crate::{
     PAGE_SIZE,
     allocator::SlotAllocator,
-    block_record::{BLOCK_PAGES, MAX_BLOCK_PAGES},
+    block_record::MAX_BLOCK_PAGES,
     checksum::Checksums,
-    codec::{Algorithm, Codec},
+    codec::Codec,
+    config::{BlockShape, SwapConfig},
     counters::{Counters, Usage, thread_number},
     counts::{CountError, OverflowCounts},
     entry::{Entry, Location, TierKind, wrong_entry},
@@ -25,73 +26,6 @@ use crate::{
     table::SwapTable,
     tier::{BlockTier, CompressedTier, SameFilledTier, Stored, Tier, UncompressedTier},
 };
-
-/// The configuration of a swap space.
-#[derive(Debug, Clone)]
-pub struct SwapConfig {
-    /// The algorithm that stores use.
-    pub algorithm: Algorithm,
-    /// The Zstandard level for recompression of cold pages.
-    pub recompress_level: i32,
-    /// How neighbours are recompressed together in the background.
-    pub blocks: BlockShape,
-    /// The same where a caller waits for room: [`scan_for_room`](SwapSpace::scan_for_room).
-    pub blocks_for_room: BlockShape,
-    /// A block must save one in so many bytes of what its pages take; at least 1. Less is not worth the
-    /// longer loads.
-    pub block_saving: u64,
-    /// Whether pages have a checksum that is verified on load.
-    pub checksum: bool,
-    /// Pages of address space for the pool, the most it can ever hold. It takes memory only for
-    /// what it stores; [`SwapConfig::capacity_for`] says how many it needs.
-    pub pool_capacity_pages: usize,
-    /// The most slots, rounded up to whole clusters. They cost address space only.
-    pub max_slots: usize,
-    /// Shards of the space, so that threads do not contend: the number of CPUs, or 0 for a default.
-    pub shards: usize,
-}
-
-/// How neighbours are recompressed together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BlockShape {
-    /// The most pages of a block, at most 16; less than 2 for none. More take less memory, and longer to load one of.
-    pub pages: usize,
-    /// The Zstandard level. Higher takes less memory and more time to store.
-    pub level: i32,
-}
-
-impl Default for BlockShape {
-    fn default() -> Self {
-        BlockShape {
-            pages: BLOCK_PAGES,
-            level: 1,
-        }
-    }
-}
-
-impl Default for SwapConfig {
-    fn default() -> Self {
-        Self {
-            algorithm: Algorithm::Lz4,
-            recompress_level: 3,
-            blocks: BlockShape::default(),
-            blocks_for_room: BlockShape::default(),
-            block_saving: 8,
-            checksum: true,
-            pool_capacity_pages: 1 << 24,
-            max_slots: 1 << 28,
-            shards: 0,
-        }
-    }
-}
-
-impl SwapConfig {
-    /// Address space, in pages, for a pool that never holds more than `pages` pages at a time, whatever
-    /// their sizes: [`zsmalloc::Config::capacity_for`].
-    pub fn capacity_for(pages: usize) -> usize {
-        zsmalloc::Config::capacity_for(pages)
-    }
-}
 
 const DEFAULT_SHARDS: usize = 8;
 
@@ -153,6 +87,26 @@ impl<S: PageSource + 'static> SwapSpace<S> {
     /// If a value of the configuration is out of range, or the source or the heap refuses memory.
     pub fn new(source: S, config: SwapConfig) -> Result<Self, NewSwapSpaceError> {
         Self::with_tiers(source, config, |tier| tier)
+    }
+
+    /// A space by the first of these configurations for which there is address space
+    /// ([`SwapConfig::for_pool_of`]), with a source of its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), for the last of them.
+    pub fn new_that_fits(
+        mut source: impl FnMut() -> S,
+        configs: impl IntoIterator<Item = SwapConfig>,
+    ) -> Result<Self, NewSwapSpaceError> {
+        let mut refused = NewSwapSpaceError::Config("there must be a configuration");
+        for config in configs {
+            match Self::new(source(), config) {
+                Err(error) if error.is_for_want_of_addresses() => refused = error,
+                other => return other,
+            }
+        }
+        Err(refused)
     }
 
     /// Like [`new`](Self::new), with each tier passed through `wrap`, for tests and measurements.

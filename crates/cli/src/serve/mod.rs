@@ -147,7 +147,6 @@ fn disk(
     let config = SwapConfig {
         algorithm: arguments.algo,
         checksum: !arguments.no_checksum,
-        pool_capacity_pages: SwapConfig::capacity_for((limit / BLOCK) as usize),
         blocks: BLOCKS,
         blocks_for_room: BLOCKS_FOR_ROOM,
         block_saving: BLOCK_SAVING,
@@ -156,7 +155,8 @@ fn disk(
         shards: std::thread::available_parallelism().map_or(0, usize::from),
         ..SwapConfig::default()
     };
-    let mut space = SwapSpace::new(MappedSource::default(), config).map_err(|error| {
+    let configs = config.for_pool_of((limit / BLOCK) as usize);
+    let mut space = SwapSpace::new_that_fits(MappedSource::default, configs).map_err(|error| {
         Failure::own(format!(
             "cannot reserve addresses for the pool: {error}; raise `ulimit -v`, or give a smaller --limit"
         ))

@@ -75,8 +75,7 @@ fn swap_config(config: &Config) -> SwapConfig {
     SwapConfig {
         algorithm: config.algorithm,
         checksum: config.checksum,
-        // Address space only: what zspages of each length may need, and slots for 64 times the memory.
-        pool_capacity_pages: SwapConfig::capacity_for(most_pages(&config.limit)),
+        // Address space only: slots for 64 times the memory.
         max_slots: (physical_pages() * 64).next_power_of_two().min(1 << 30),
         shards: memfold_sys::thread::allowed_cpus().len().min(64),
         ..SwapConfig::default()
@@ -158,7 +157,8 @@ impl Engine {
         }
         worker::prepare().map_err(Error::system("allocate buffers"))?;
         let stage = new_stage(uffd.as_ref(), mover)?;
-        let mut space = SwapSpace::new(MappedSource::default(), swap_config(config))
+        let configs = swap_config(config).for_pool_of(most_pages(&config.limit));
+        let mut space = SwapSpace::new_that_fits(MappedSource::default, configs)
             .map_err(|error| Error::Pool(Box::new(error)))?;
         if let Some(remote) = &config.remote {
             space

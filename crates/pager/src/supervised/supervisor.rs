@@ -22,7 +22,7 @@ use crate::supervised::start_error::StartError;
 use crate::supervised::stats::{Now, ProgramUsage, Stats};
 use crate::supervised::swap::tiers::{Background, SwapOffError, open_swap_file};
 use crate::supervised::util::run_time::RunTime;
-use memfold_swap::{NewSwapSpaceError, SwapConfig, SwapSpace};
+use memfold_swap::{SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::hello::{Rendezvous, SOCKET_PATH_MAX, STARTS_AT_ONCE};
 use memfold_sys::privilege;
@@ -37,7 +37,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use zsmalloc::NewPoolError;
 
 /// Whether the kernel reports forks to this process.
 fn reports_forks() -> bool {
@@ -440,28 +439,15 @@ fn new_swap_space(options: &Options) -> Result<SwapSpace<MappedSource>, StartErr
         pool_capacity_pages: SwapConfig::capacity_for(needed.max(allowed_pages())),
         ..SwapConfig::default()
     };
-    let small = smaller_capacities(needed, plentiful.pool_capacity_pages);
-    let small = small.map(|pool_capacity_pages| SwapConfig {
-        pool_capacity_pages,
-        max_slots: FEWER_SLOTS,
-        ..plentiful.clone()
-    });
-    let mut refused = plentiful.pool_capacity_pages;
-    for config in std::iter::once(plentiful.clone()).chain(small) {
-        let capacity = config.pool_capacity_pages;
-        match SwapSpace::new(MappedSource::default(), config) {
-            Err(
-                NewSwapSpaceError::Source(_) | NewSwapSpaceError::Pool(NewPoolError::Source(_)),
-            ) => refused = capacity,
-            other => return Ok(other?),
+    let configs = std::iter::once(plentiful.clone()).chain(plentiful.for_pool_of(needed));
+    SwapSpace::new_that_fits(MappedSource::default, configs).map_err(|error| {
+        if error.is_for_want_of_addresses() {
+            StartError::AddressSpace((needed.next_power_of_two() * PAGE_SIZE) >> 20)
+        } else {
+            error.into()
         }
-    }
-    Err(StartError::AddressSpace((refused * PAGE_SIZE) >> 20))
+    })
 }
-
-/// Number of slots (256 GiB of pages) where address space is limited. More slots reserve a larger swap
-/// table.
-const FEWER_SLOTS: usize = 1 << 26;
 
 /// The most pages that the pool must hold: pages beyond the limit stay in the programs.
 fn needed_pages(options: &Options) -> usize {
@@ -476,14 +462,6 @@ fn needed_pages(options: &Options) -> usize {
 fn allowed_pages() -> usize {
     let bytes = memory_allowance().map_or(1 << 30, |allowance| allowance.bytes);
     usize::try_from(bytes).unwrap_or(usize::MAX) / PAGE_SIZE
-}
-
-/// Capacities to try, in pages. Those after the first suffice where pages compress alike: the pool keeps runs of each length
-/// apart.
-fn smaller_capacities(needed: usize, most: usize) -> impl Iterator<Item = usize> {
-    let few = [4, 2, 1].map(|times: usize| times.saturating_mul(needed.next_power_of_two()));
-    let sizes = std::iter::once(SwapConfig::capacity_for(needed)).chain(few);
-    sizes.filter(move |size| *size < most)
 }
 
 /// File name of the socket in a run's directory to which helpers connect.
@@ -569,14 +547,6 @@ fn rendezvous(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn smaller_pools_still_hold_what_the_limit_allows() {
-        let sizes: Vec<usize> = smaller_capacities(3000, 1 << 24).collect();
-        assert_eq!(sizes, [54_000, 16_384, 8192, 4096]);
-        assert_eq!(smaller_capacities(1 << 22, 1 << 24).count(), 2);
-        assert_eq!(smaller_capacities(1 << 24, 1 << 24).count(), 0);
-    }
 
     #[test]
     fn occupied_names_are_skipped() {

@@ -4,10 +4,11 @@ use zsmalloc::PageSource;
 
 use super::{MigrateReport, Moving};
 use crate::{
+    config::BlockShape,
     entry::{Position, TierKind},
     page::Page,
     scratch::Scratch,
-    space::{BlockShape, SwapSpace},
+    space::SwapSpace,
     tier::Placed,
 };
 
