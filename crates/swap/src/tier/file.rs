@@ -24,7 +24,6 @@ use crate::{
     sync::{
         Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::*},
-        lock,
     },
     tier::{
         Placed, Stored, Tier, TierKey,
@@ -160,7 +159,7 @@ pub struct FileUsage {
 pub struct FileTier {
     backend: Box<dyn FileBackend>,
     records: RecordCodec,
-    units: Mutex<Units>,
+    units: Units,
     read_ahead: Mutex<ReadAhead>,
     write_errors: AtomicU64,
     read_errors: AtomicU64,
@@ -197,7 +196,7 @@ impl FileTier {
         Ok(Self {
             backend,
             records: RecordCodec::new(TierKind::File, key, level),
-            units: Mutex::new(Units::new(units)),
+            units: Units::new(units),
             read_ahead: Mutex::default(),
             write_errors: AtomicU64::new(0),
             read_errors: AtomicU64::new(0),
@@ -219,10 +218,9 @@ impl FileTier {
 
     /// Statistics of the tier.
     pub fn usage(&self) -> FileUsage {
-        let units = lock(&self.units);
         FileUsage {
-            used_bytes: units.used() * UNIT as u64,
-            size_bytes: units.size() * UNIT as u64,
+            used_bytes: self.units.used() * UNIT as u64,
+            size_bytes: self.units.size() * UNIT as u64,
             write_errors: self.write_errors.load(Relaxed),
             read_errors: self.read_errors.load(Relaxed),
         }
@@ -287,7 +285,7 @@ impl FileTier {
             let least = units_of(first);
             let wanted = (batch.len() / UNIT) as u64;
             let room = if least < too_long {
-                lock(&self.units).take(wanted, least as u64)
+                self.units.take(wanted, least as u64)
             } else {
                 None
             };
@@ -306,7 +304,8 @@ impl FileTier {
                 units += next;
                 count += 1;
             }
-            lock(&self.units).give_back(unit + units as u64, found - units as u64);
+            let rest = (unit + units as u64, found - units as u64);
+            self.units.give_back([rest]);
             let (now, later) = std::mem::take(&mut batch).split_at_mut(units * UNIT);
             if let Err(error) = self.write_run(unit, &packed[..count], now, out) {
                 out.extend(packed.iter().map(|_| Err(error)));
@@ -333,7 +332,7 @@ impl FileTier {
                 Ok(())
             }
             Err(_) => {
-                lock(&self.units).give_back(unit, (batch.len() / UNIT) as u64);
+                self.units.give_back([(unit, (batch.len() / UNIT) as u64)]);
                 let errors = self.write_errors.fetch_add(1, Relaxed);
                 self.pause
                     .store((1 << errors.min(63)).min(LONGEST_PAUSE), Relaxed);
@@ -367,7 +366,7 @@ impl FileTier {
             drop(ahead);
             return self.read_from_file(extent, record);
         }
-        let written = lock(&self.units).reached() * UNIT as u64;
+        let written = self.units.reached() * UNIT as u64;
         let length = (written.saturating_sub(start) as usize).clamp(record.len(), READ_AHEAD);
         ahead.start = start;
         ahead.data.resize(length, 0);
@@ -470,11 +469,9 @@ impl Tier for FileTier {
     }
 
     fn free(&self, locations: &mut [Location]) {
-        let mut units = lock(&self.units);
-        for &location in &*locations {
-            let extent = Extent::of(location);
-            units.give_back(extent.unit, extent.units() as u64);
-        }
+        let extents = locations.iter().map(|&location| Extent::of(location));
+        self.units
+            .give_back(extents.map(|extent| (extent.unit, extent.units() as u64)));
     }
 
     fn bytes(&self, location: Location) -> u64 {
