@@ -163,14 +163,17 @@ pub struct FileTier {
     read_ahead: Mutex<ReadAhead>,
     write_errors: AtomicU64,
     read_errors: AtomicU64,
+    /// Failed writes since the last that did not fail.
+    failures: AtomicU64,
     /// Batches to refuse before the next write after an error.
     pause: AtomicU64,
     /// Whether the tier accepts no more pages.
     closed: AtomicBool,
 }
 
-/// The most batches refused after an error, so that a full disk is not written all the time.
-const LONGEST_PAUSE: u64 = 256;
+/// The most batches refused after an error, so that a full disk is not written all the time. More
+/// leave a disk unused for longer once it has room again.
+const LONGEST_PAUSE: u64 = 32;
 
 impl FileTier {
     /// Bytes of a sector. Offsets and lengths of reads and writes are multiples of it.
@@ -200,6 +203,7 @@ impl FileTier {
             read_ahead: Mutex::default(),
             write_errors: AtomicU64::new(0),
             read_errors: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
             pause: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         })
@@ -327,15 +331,17 @@ impl FileTier {
         let mut placed = Vec::with_capacity(packed.len());
         match self.write(unit, packed, batch, &mut placed) {
             Ok(()) => {
+                self.failures.store(0, Relaxed);
                 self.pause.store(0, Relaxed);
                 out.extend(placed.into_iter().map(Ok));
                 Ok(())
             }
             Err(_) => {
                 self.units.give_back([(unit, (batch.len() / UNIT) as u64)]);
-                let errors = self.write_errors.fetch_add(1, Relaxed);
+                self.write_errors.fetch_add(1, Relaxed);
+                let failures = self.failures.fetch_add(1, Relaxed);
                 self.pause
-                    .store((1 << errors.min(63)).min(LONGEST_PAUSE), Relaxed);
+                    .store((1 << failures.min(63)).min(LONGEST_PAUSE), Relaxed);
                 Err(Self::error("a write failed"))
             }
         }

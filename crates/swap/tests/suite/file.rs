@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, atomic::Ordering::Relaxed};
 use crate::common::{MemoryFile, assert_empty, config, noise, space_with_file, text};
 use memfold_swap::{
     Corruption, FileBackend, FileTier, LoadError, MigrateReport, PAGE_SIZE, Page, ScanPolicy,
-    Scratch, Slot, StoreError, SwapConfig, SwapSpace, TierKey, TierKind,
+    Scratch, Slot, StoreError, SwapConfig, SwapSpace, Tier, TierKey, TierKind,
 };
 use zsmalloc::HeapSource;
 
@@ -202,6 +202,39 @@ fn a_full_disk_loses_nothing() {
     }
     assert_eq!(space.usage().file_pages, 1999);
     assert_all_right(&space, &stored);
+}
+
+#[test]
+fn an_error_that_passes_is_not_held_against_the_file() {
+    let file = MemoryFile::default();
+    let tier = file.tier(FILE);
+    let mut scratch = Scratch::new();
+    let mut store = |seed| tier.store(Slot::from_raw(1), &text(seed), &mut scratch);
+    for seed in 1..=10 {
+        file.disk.store(1, Relaxed);
+        assert!(store(seed).is_err());
+        file.disk.store(0, Relaxed);
+        assert!(store(seed).is_err(), "the disk is given a rest");
+        assert!(store(seed).is_ok(), "error {seed}");
+    }
+    assert_eq!(tier.usage().write_errors, 10);
+}
+
+#[test]
+fn a_disk_that_fails_for_long_is_used_soon_after_it() {
+    let file = MemoryFile::default();
+    let tier = file.tier(FILE);
+    let mut scratch = Scratch::new();
+    let mut store = || tier.store(Slot::from_raw(1), &text(1), &mut scratch);
+    file.disk.store(1, Relaxed);
+    for _ in 0..1000 {
+        assert!(store().is_err());
+    }
+    let errors = tier.usage().write_errors;
+    assert!(errors < 40, "it is written all the time: {errors} errors");
+    file.disk.store(0, Relaxed);
+    let refused = (0..1000).take_while(|_| store().is_err()).count();
+    assert!(refused <= 32, "{refused} batches were refused");
 }
 
 #[test]
