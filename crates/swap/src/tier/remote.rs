@@ -295,8 +295,7 @@ impl RemoteTier {
             }
             tries += 1;
             let waited = self.backend.now().saturating_sub(started);
-            // With a copy at hand there is nothing to wait for.
-            if waited >= patience || self.keeps_copies() {
+            if waited >= patience {
                 break Err(error);
             }
             self.counters.retries.fetch_add(1, Relaxed);
@@ -352,11 +351,11 @@ impl RemoteTier {
     /// Loads a page from its copy in the file; `None` if there is none.
     fn load_copy(
         &self,
+        file: &FileTier,
         stored: Stored<'_>,
         out: &mut Page,
         scratch: &mut Scratch,
     ) -> Option<Result<(), LoadError>> {
-        let file = self.copies.get()?;
         let (location, word) = lock(&self.batches).copy(Place::of(stored.location()))?;
         self.counters.copies_read.fetch_add(1, Relaxed);
         let annex = AtomicU64::new(word);
@@ -365,6 +364,31 @@ impl RemoteTier {
 }
 
 impl RemoteTier {
+    /// Loads a page from the store, or else from its copy in the file. The store is waited for only if
+    /// the copy cannot be read either.
+    fn load_either(
+        &self,
+        file: &FileTier,
+        patience: Duration,
+        stored: Stored<'_>,
+        out: &mut Page,
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError> {
+        let remote = self.load_remote(Duration::ZERO, stored, out, scratch);
+        if remote.is_ok() {
+            return Ok(());
+        }
+        let copy = self.load_copy(file, stored, out, scratch);
+        match (remote, copy) {
+            (_, Some(Ok(()))) => Ok(()),
+            (Err(LoadError::Tier { .. }), _) if !patience.is_zero() => {
+                self.load_remote(patience, stored, out, scratch)
+            }
+            (Err(error @ LoadError::Tier { .. }), _) => Err(error),
+            (remote, copy) => copy.unwrap_or(remote),
+        }
+    }
+
     /// Loads a page from the store or from its copy.
     fn load_within(
         &self,
@@ -373,12 +397,10 @@ impl RemoteTier {
         out: &mut Page,
         scratch: &mut Scratch,
     ) -> Result<(), LoadError> {
-        let mut loaded = self.load_remote(patience, stored, out, scratch);
-        if loaded.is_err()
-            && let Some(copy) = self.load_copy(stored, out, scratch)
-        {
-            loaded = copy;
-        }
+        let loaded = match self.copies.get() {
+            Some(file) => self.load_either(file, patience, stored, out, scratch),
+            None => self.load_remote(patience, stored, out, scratch),
+        };
         let counter = match loaded {
             Ok(()) => &self.counters.pages_in,
             Err(_) => &self.counters.load_failures,

@@ -4,7 +4,7 @@
 use std::{
     cell::Cell,
     collections::HashMap,
-    sync::{Arc, Barrier},
+    sync::{Arc, Barrier, atomic::Ordering},
     time::Duration,
 };
 
@@ -25,6 +25,8 @@ struct World {
     space: SwapSpace<HeapSource>,
     store: ModelStore,
     tier: Arc<RemoteTier>,
+    /// Where copies are kept, if any are.
+    file: MemoryFile,
     scratch: Scratch,
 }
 
@@ -53,14 +55,15 @@ impl World {
         remote.renew_every = TIME_TO_LIVE / 4;
         let mut space = SwapSpace::new(HeapSource::new(), config()).unwrap();
         let (mut copies, key) = (None, TierKey::new([9; 32]));
+        let memory = MemoryFile::default();
         match file {
             File::None => {}
             File::First(bytes) => {
-                let file = MemoryFile::default().tier(bytes);
+                let file = memory.tier(bytes);
                 space.add_tier(Box::new(file)).unwrap();
             }
             File::Copies => {
-                let file = MemoryFile::default().tier(64 << 20);
+                let file = memory.tier(64 << 20);
                 space.add_tier(Box::new(file.clone())).unwrap();
                 space.prefer_remote();
                 copies = Some(file);
@@ -76,6 +79,7 @@ impl World {
             space,
             store,
             tier,
+            file: memory,
             scratch: Scratch::new(),
         }
     }
@@ -291,6 +295,30 @@ fn copies_in_the_file_outlive_the_store() {
     world.assert_all_right(&more);
     let all: Vec<_> = stored.into_iter().chain(more).collect();
     world.end(&all);
+}
+
+#[test]
+fn a_store_is_waited_for_where_the_copy_cannot_be_read() {
+    let mut world = World::new(File::Copies);
+    let stored = world.fill(1..3);
+    assert_eq!(world.write_back(), 2);
+    // A read error, and a damaged record.
+    world.file.bad_reads.store(2, Ordering::Relaxed);
+    world.store.arm(ModelFault::GetUnavailable, 3);
+    world.assert_all_right(&stored[..1]);
+    world.file.contents.lock().unwrap().fill(0);
+    world.store.arm(ModelFault::GetUnavailable, 3);
+    world.assert_all_right(&stored[1..]);
+    assert_eq!(world.tier.usage().load_failures, 0);
+    // A caller that may not wait is told what failed first.
+    world.store.arm(ModelFault::GetUnavailable, 1);
+    let mut page = [0; PAGE_SIZE];
+    let slot = stored[0].0;
+    let loaded = world.space.load_once(slot, &mut page, &mut world.scratch);
+    let tier = TierKind::Remote;
+    let is_expected = matches!(loaded, Err(LoadError::Tier { tier: found, .. }) if found == tier);
+    assert!(is_expected, "{loaded:?}");
+    world.end(&stored);
 }
 
 #[test]
