@@ -10,7 +10,7 @@ use crate::supervised::fault::service::{FaultService, UnfinishedLoad};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Inside, Shared};
 use crate::sync::lock;
-use memfold_swap::{Page, Slot};
+use memfold_swap::{LoadError, Page, Slot, TierKind};
 use memfold_sys::uffd::Partial;
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::ops::Range;
@@ -119,9 +119,17 @@ impl FaultService {
         if self.must_leave(slot) {
             return 0..0;
         }
-        if let Err(error) = swap.load(slot, &mut self.buffer[faulting], &mut self.scratch) {
-            space.resources.errors.fetch_add(1, Ordering::Relaxed);
-            kill_program(space, claim.page(faulting), &error);
+        let page = &mut self.buffer[faulting];
+        let loaded = if self.waits {
+            swap.load(slot, page, &mut self.scratch)
+        } else {
+            swap.load_near(slot, page, &mut self.scratch)
+        };
+        if let Err(error) = loaded {
+            if !self.was_sent(&error) {
+                space.resources.errors.fetch_add(1, Ordering::Relaxed);
+                kill_program(space, claim.page(faulting), &error);
+            }
             return 0..0;
         }
         let mut is_loaded = |index: &usize| self.load_neighbour(space, claim, *index);
@@ -139,11 +147,30 @@ impl FaultService {
             return false;
         }
         let page = &mut self.buffer[index];
-        let loaded = resources.swap.load_once(slot, page, &mut self.scratch);
-        if loaded.is_err() {
+        let loaded = if self.waits {
+            resources.swap.load_once(slot, page, &mut self.scratch)
+        } else {
+            resources.swap.load_near(slot, page, &mut self.scratch)
+        };
+        if let Err(error) = &loaded
+            && !self.was_sent(error)
+        {
             resources.errors.fetch_add(1, Ordering::Relaxed);
         }
         loaded.is_ok()
+    }
+
+    /// Whether this thread may not wait for other machines, and the page was sent there after
+    /// [`FaultService::must_leave`] had looked.
+    fn was_sent(&self, error: &LoadError) -> bool {
+        let is_remote = matches!(
+            error,
+            LoadError::Tier {
+                tier: TierKind::Remote,
+                ..
+            }
+        );
+        is_remote && !self.waits
     }
 }
 
