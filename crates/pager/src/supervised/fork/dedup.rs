@@ -73,12 +73,13 @@ impl DedupCandidates {
             return None;
         }
         let mut buffer = [0; PAGE_SIZE];
-        // A page whose candidate cannot be loaded is stored anew; the swap space counts the error.
+        // A page whose candidate cannot be loaded, or only from other machines, for which reclaim must
+        // not wait, is stored anew.
         let same = candidates.iter().position(|slot| {
             group
                 .resources
                 .swap
-                .load(*slot, &mut buffer, scratch)
+                .load_near(*slot, &mut buffer, scratch)
                 .is_ok()
                 && buffer == *contents
         })?;
