@@ -29,8 +29,23 @@ struct Shared<S: PageSource> {
     space: Arc<SwapSpace<S>>,
     queue: Mutex<Queue>,
     changed: Condvar,
-    /// Blocks in the queue or being freed.
-    backlog: AtomicU64,
+    backlog: Arc<Backlog>,
+}
+
+/// Counts the blocks of leaves that are not freed yet: in the queue or being freed.
+#[derive(Debug, Default)]
+pub(crate) struct Backlog(AtomicU64);
+
+impl Backlog {
+    /// Their number.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of these leaves.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.blocks() / LEAF_BLOCKS * size_of::<Leaf>() as u64
+    }
 }
 
 /// Frees discarded leaves. Dropping it frees what is left.
@@ -48,7 +63,7 @@ impl<S: PageSource + 'static> Discarder<S> {
             space,
             queue: Mutex::default(),
             changed: Condvar::new(),
-            backlog: AtomicU64::new(0),
+            backlog: Arc::default(),
         });
         let its = shared.clone();
         let builder = std::thread::Builder::new().name("memfold-discard".to_owned());
@@ -74,7 +89,7 @@ impl<S: PageSource + 'static> Discarder<S> {
             return self.shared.free(&leaves);
         }
         let blocks = (leaves.len() as u64) * LEAF_BLOCKS;
-        self.shared.backlog.fetch_add(blocks, Ordering::Relaxed);
+        self.shared.backlog.0.fetch_add(blocks, Ordering::Relaxed);
         self.shared.lock().leaves.extend(leaves);
         self.shared.changed.notify_all();
     }
@@ -94,14 +109,9 @@ impl<S: PageSource + 'static> Discarder<S> {
         any
     }
 
-    /// Bytes of leaves that are not freed yet.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.backlog() / LEAF_BLOCKS * size_of::<Leaf>() as u64
-    }
-
-    /// Blocks of leaves that are not freed yet.
-    pub(crate) fn backlog(&self) -> u64 {
-        self.shared.backlog.load(Ordering::Relaxed)
+    /// What is not freed yet.
+    pub(crate) fn backlog(&self) -> &Arc<Backlog> {
+        &self.shared.backlog
     }
 }
 
@@ -154,7 +164,7 @@ impl<S: PageSource + 'static> Shared<S> {
         self.free(&leaves);
         let blocks = (leaves.len() as u64) * LEAF_BLOCKS;
         drop(leaves);
-        self.backlog.fetch_sub(blocks, Ordering::Relaxed);
+        self.backlog.0.fetch_sub(blocks, Ordering::Relaxed);
         self.lock().freeing -= 1;
         self.changed.notify_all();
         true

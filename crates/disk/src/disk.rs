@@ -438,7 +438,7 @@ impl<S: PageSource + 'static> Disk<S> {
             discards: get(&counters.discards),
             failed_reads: get(&counters.failed_reads),
             failed_writes: get(&counters.failed_writes),
-            discard_backlog_blocks: self.memory.discarder.backlog(),
+            discard_backlog_blocks: self.memory.discarder.backlog().blocks(),
         }
     }
 }

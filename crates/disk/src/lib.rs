@@ -26,7 +26,8 @@
 //! | `write` | writes |
 //! | `block_map` | which slot holds a block |
 //! | `discard` | freeing of discarded blocks in the background |
-//! | `memory` | what blocks are kept in; the limit, and making room below it |
+//! | `memory` | what blocks are kept in, and making room for them |
+//! | `room` | the limit, and what is reserved below it |
 //! | `swap_file` | the file, and the threads that wait while it is given up |
 //! | `swap_off` | bringing blocks back from the swap file |
 //! | `packing` | compressing cold blocks together with neighbours |
@@ -48,6 +49,7 @@ mod memory;
 pub mod nbd;
 mod pace;
 mod packing;
+mod room;
 mod swap_file;
 mod swap_off;
 mod unpack;

@@ -4,10 +4,10 @@ use crate::block_map::BlockMap;
 use crate::discard::{Discarder, Leaves};
 use crate::error::{DiskError, NewDiskError};
 use crate::packing::{Host, Packer, RoomFinder};
+use crate::room::{HugePages, Reserved, Room, used_bytes};
 use crate::swap_file::SwapFile;
 use memfold_swap::{RemoteTier, Scratch, StoreError, SwapSpace, TierKind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use zsmalloc::PageSource;
 
@@ -25,7 +25,7 @@ pub(crate) const LEAF_BYTES: u64 = 1 << 15;
 /// The memory of a disk.
 pub(crate) struct Memory<S: PageSource + 'static> {
     pub(crate) space: Arc<SwapSpace<S>>,
-    pub(crate) map: BlockMap,
+    pub(crate) map: Arc<BlockMap>,
     pub(crate) discarder: Discarder<S>,
     pub(crate) file: Option<SwapFile>,
     /// The store on other machines, if writers wait for it.
@@ -33,7 +33,7 @@ pub(crate) struct Memory<S: PageSource + 'static> {
     /// If blocks are packed.
     packer: Option<Packer<S>>,
     room_finder: RoomFinder,
-    room: Room,
+    room: Arc<Room>,
 }
 
 impl<S: PageSource + 'static> Memory<S> {
@@ -46,15 +46,22 @@ impl<S: PageSource + 'static> Memory<S> {
     ) -> Result<Self, NewDiskError> {
         let space = Arc::new(space);
         let discarder = Discarder::new(space.clone()).map_err(|_| NewDiskError::Thread)?;
+        let (map, room) = (Arc::new(BlockMap::new(blocks)), Arc::new(Room::new(limit)));
+        space.limit_huge_pages(Box::new(HugePages {
+            room: room.clone(),
+            space: Arc::downgrade(&space),
+            map: map.clone(),
+            discarded: discarder.backlog().clone(),
+        }));
         Ok(Memory {
-            map: BlockMap::new(blocks),
+            map,
             discarder,
             space,
             file,
             remote: None,
             packer: None,
             room_finder: RoomFinder::default(),
-            room: Room::new(limit),
+            room,
         })
     }
 
@@ -62,14 +69,13 @@ impl<S: PageSource + 'static> Memory<S> {
     pub(crate) fn pack(&mut self, period: Duration, host: impl Host) -> Result<(), NewDiskError> {
         let packer = Packer::start(self.space.clone(), self.limit(), period, host);
         self.packer = Some(packer.map_err(|_| NewDiskError::Thread)?);
-        self.room.held_back = (self.limit() / 16).min(PACKING_BYTES);
+        self.room.hold_back((self.limit() / 16).min(PACKING_BYTES));
         Ok(())
     }
 
     /// Bytes in use: pool, tables and map, with leaves that are not freed yet.
     pub(crate) fn used_bytes(&self) -> u64 {
-        let map = self.map.bytes() + self.discarder.bytes();
-        self.space.pool_bytes() + self.space.metadata_bytes() + map
+        used_bytes(&self.space, &self.map, self.discarder.backlog())
     }
 
     /// Has leaves that were taken out of the map freed later.
@@ -82,7 +88,7 @@ impl<S: PageSource + 'static> Memory<S> {
 
     /// Most bytes in use.
     pub(crate) fn limit(&self) -> u64 {
-        self.room.limit
+        self.room.limit()
     }
 
     /// Reserves room for `bytes` more, if there is room now.
@@ -160,66 +166,5 @@ impl<S: PageSource + 'static> Memory<S> {
             packer.note_refused();
         }
         found
-    }
-}
-
-/// The limit, and what is reserved below it.
-#[derive(Debug)]
-struct Room {
-    limit: u64,
-    /// Bytes of it that are not given.
-    held_back: u64,
-    reserved: AtomicU64,
-}
-
-/// Bytes that no other request may use. Held until they are in use or not needed.
-#[derive(Debug)]
-pub(crate) struct Reserved<'a> {
-    room: &'a Room,
-    bytes: u64,
-}
-
-impl Drop for Reserved<'_> {
-    fn drop(&mut self) {
-        self.room.reserved.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
-impl Room {
-    fn new(limit: u64) -> Room {
-        Room {
-            limit,
-            held_back: 0,
-            reserved: AtomicU64::new(0),
-        }
-    }
-
-    /// Reserves `bytes` beside those `used` and those reserved by others, if they fit below the limit.
-    fn reserve(&self, bytes: u64, used: impl Fn() -> u64) -> Option<Reserved<'_>> {
-        let fits = |reserved: u64| {
-            let reserved = reserved.saturating_add(bytes);
-            let taken = used().saturating_add(reserved);
-            (taken <= self.limit - self.held_back).then_some(reserved)
-        };
-        let taken = { &self.reserved }.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
-        taken.ok().map(|_| Reserved { room: self, bytes })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_reserved_is_not_given_twice() {
-        let room = Room::new(100);
-        let first = room.reserve(60, || 10).expect("it fits");
-        assert!(room.reserve(31, || 10).is_none());
-        let second = room.reserve(30, || 10).expect("it fits exactly");
-        drop(first);
-        assert!(room.reserve(61, || 10).is_none());
-        assert!(room.reserve(u64::MAX, || 10).is_none());
-        drop(second);
-        assert!(room.reserve(90, || 10).is_some());
     }
 }

@@ -8,8 +8,11 @@ use memfold_disk::{BLOCK, Disk, DiskError, Host, NewDiskError};
 use memfold_swap::{BlockShape, Scratch, SwapConfig, SwapSpace};
 use packing::{disk_of_blocks, packing_disk, related};
 use proptest::prelude::*;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
-use zsmalloc::HeapSource;
+use zsmalloc::{HeapSource, PageRun, PageSource, SourceError};
 
 /// A host that cannot tell: the thread that packs ends at once.
 struct Unknown;
@@ -453,4 +456,73 @@ fn threads_share(disk: &Disk<HeapSource>) {
             });
         }
     });
+}
+
+/// A source with a huge page wherever it is asked for one.
+#[derive(Default)]
+struct HugeSource {
+    heap: HeapSource,
+    filled: Arc<AtomicU64>,
+}
+
+// SAFETY: reservations are those of the inner source, which are resident or may be touched.
+unsafe impl PageSource for HugeSource {
+    fn reserve(&self, pages: usize) -> Result<NonNull<u8>, SourceError> {
+        self.heap.reserve(pages)
+    }
+
+    unsafe fn unreserve(&self, base: NonNull<u8>, pages: usize) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.heap.unreserve(base, pages) }
+    }
+
+    fn huge_pages(&self) -> usize {
+        512
+    }
+
+    fn populate_huge(&self, run: PageRun) -> bool {
+        self.filled.fetch_add(run.pages as u64 * BLOCK, Relaxed);
+        true
+    }
+
+    unsafe fn discard(&self, runs: &[PageRun]) -> Result<(), SourceError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.heap.discard(runs) }
+    }
+}
+
+#[test]
+fn huge_pages_stay_below_the_limit() {
+    const PIECE: usize = 256 << 10;
+    for limit in [64 << 20, 65 << 20, (66 << 20) + 4096] {
+        let config = SwapConfig {
+            pool_capacity_pages: 1 << 16,
+            max_slots: 1 << 16,
+            ..SwapConfig::default()
+        };
+        let source = HugeSource::default();
+        let filled = source.filled.clone();
+        let space = SwapSpace::new(source, config).expect("a swap space");
+        let disk = Disk::new(space, 128 << 20, limit).expect("a disk");
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let disk = &disk;
+                scope.spawn(move || {
+                    let mut scratch = Scratch::new();
+                    let piece = noise(thread, PIECE);
+                    let offsets = (thread * (32 << 20)..).step_by(PIECE);
+                    let written = offsets.map(|offset| disk.write(offset, &piece, &mut scratch));
+                    let refused = written.take(128).find_map(Result::err);
+                    assert_eq!(refused, Some(DiskError::NoSpace));
+                });
+            }
+        });
+        let usage = disk.usage();
+        assert!(usage.peak_bytes <= usage.limit_bytes, "{usage:?}");
+        assert!(
+            usage.used_bytes + (1 << 20) > usage.limit_bytes,
+            "{usage:?}"
+        );
+        assert!(filled.load(Relaxed) > 0, "no huge page was used");
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use zsmalloc::{PageSource, Pool};
+use zsmalloc::{HugePageLimit, PageSource, Pool};
 
 use crate::{
     PAGE_SIZE,
@@ -512,6 +512,15 @@ impl<S: PageSource> SwapSpace<S> {
     /// The number of pages in a tier.
     pub fn pages_in(&self, tier: TierKind) -> u64 {
         self.counters.pages_in(tier)
+    }
+
+    /// Asks `limit` before the pool grows by a huge page from now on.
+    ///
+    /// # Panics
+    ///
+    /// If the space has such a limit.
+    pub fn limit_huge_pages(&self, limit: Box<dyn HugePageLimit>) {
+        self.pool.limit_huge_pages(limit);
     }
 
     /// Returns what is retained for later stores to the kernel: empty clusters and free runs of the

@@ -6,12 +6,12 @@
 //! while there are few. Where frees leave many, the sparsest huge pages are split, but not during a
 //! burst of frees that may empty them.
 
-use std::ops::Range;
+use std::{ops::Range, panic::AssertUnwindSafe};
 
 use crate::{
-    geometry::UNIT_PAGES,
+    geometry::{PAGE_SIZE, UNIT_PAGES},
     pool::Pool,
-    source::PageSource,
+    source::{HugePageLimit, PageSource},
     sync::{atomic::Ordering, lock},
 };
 
@@ -23,6 +23,16 @@ const BURST_MILLISECONDS: u64 = 50;
 const SPLITS_AT_ONCE: usize = 4;
 
 impl<S: PageSource> Pool<S> {
+    /// Asks `limit` before the pool grows by a huge page from now on.
+    ///
+    /// # Panics
+    ///
+    /// If the pool has such a limit.
+    pub fn limit_huge_pages(&self, limit: Box<dyn HugePageLimit>) {
+        let is_first = self.huge_page_limit.set(AssertUnwindSafe(limit)).is_ok();
+        assert!(is_first, "a pool has one limit of huge pages");
+    }
+
     /// Whether blocks may be filled by huge pages now.
     pub(crate) fn may_fill(&self) -> bool {
         // Count half of the new one as spare, its average until the next.
@@ -35,9 +45,16 @@ impl<S: PageSource> Pool<S> {
     /// if the source has one.
     pub(crate) fn fill(&self, extent: usize, block: &Range<usize>) -> bool {
         let run = self.run_in(extent, &(block.start * UNIT_PAGES..block.end * UNIT_PAGES));
+        let (limit, bytes) = (self.huge_page_limit.get(), run.pages * PAGE_SIZE);
+        if limit.is_some_and(|limit| !limit.reserve(bytes)) {
+            return false;
+        }
         let filled = self.source.populate_huge(run);
         if filled {
             self.resident_pages.fetch_add(run.pages, Ordering::Relaxed);
+        }
+        if let Some(limit) = limit {
+            limit.release(bytes);
         }
         filled
     }

@@ -42,7 +42,7 @@ pub use geometry::{MAX_CHAIN_PAGES, PAGE_SIZE};
 pub use handle::{Handle, HandleError, HandleTable};
 pub use pool::{Pool, ReadGuard};
 pub use relocate::Relocate;
-pub use source::{HeapSource, PageRun, PageSource, SourceError};
+pub use source::{HeapSource, HugePageLimit, PageRun, PageSource, SourceError};
 pub use stats::{ClassStats, PoolStats};
 pub use word::ObjectWord;
 

@@ -1,6 +1,8 @@
 //! The pool: storing, reading and freeing objects.
 
-use std::{cell::Cell, ptr::NonNull, slice, time::Instant};
+use std::{
+    cell::Cell, panic::AssertUnwindSafe, ptr::NonNull, slice, sync::OnceLock, time::Instant,
+};
 
 use crate::{
     arena::Arenas,
@@ -19,7 +21,7 @@ use crate::{
     ring::Ring,
     runs::RunLists,
     signal::DrainSignal,
-    source::{PageRun, PageSource},
+    source::{HugePageLimit, PageRun, PageSource},
     sync::{
         Mutex,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -78,6 +80,8 @@ pub struct Pool<S: PageSource> {
     /// See [`Config::spare_part`]; 0 also if the source has no huge pages.
     pub(crate) spare_part: usize,
     pub(crate) huge_splits: AtomicU64,
+    /// It is called with nothing of the pool half changed.
+    pub(crate) huge_page_limit: OnceLock<AssertUnwindSafe<Box<dyn HugePageLimit>>>,
     pub(crate) created: Instant,
     /// Milliseconds from `created` to when spare memory became excessive; 0 if it is not.
     pub(crate) spare_excess_since: AtomicU64,
@@ -178,6 +182,7 @@ impl<S: PageSource> Pool<S> {
             retained_pages: config.retained_pages,
             spare_part: if has_huge_pages { config.spare_part } else { 0 },
             huge_splits: AtomicU64::new(0),
+            huge_page_limit: OnceLock::new(),
             created: Instant::now(),
             spare_excess_since: AtomicU64::new(0),
             deferred_share,

@@ -2,6 +2,7 @@
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
+    fmt::Debug,
     ptr::NonNull,
     sync::Mutex,
 };
@@ -159,6 +160,15 @@ pub unsafe trait PageSource: Send + Sync {
     /// The runs must lie inside one reservation of this source, and their contents must not be used
     /// any more.
     unsafe fn discard(&self, runs: &[PageRun]) -> Result<(), SourceError>;
+}
+
+/// Asked before a pool grows by a huge page: by more than the call needs that makes it grow.
+pub trait HugePageLimit: Debug + Send + Sync {
+    /// Reserves room for so many bytes. `false` if there is none: single pages are used then.
+    fn reserve(&self, bytes: usize) -> bool;
+
+    /// Releases reserved room: the bytes count as resident now, or there was no huge page.
+    fn release(&self, bytes: usize);
 }
 
 // SAFETY: the methods are those of the source behind the reference, which keeps the contract.
