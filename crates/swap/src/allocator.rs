@@ -44,10 +44,19 @@ mod home {
 /// process. More keep more memory of an empty space, a page each, or two where it has an annex.
 const DISCARDED_TOGETHER: usize = if cfg!(any(loom, miri)) { 2 } else { 32 };
 
+/// The clusters of a group.
+#[derive(Debug, Default)]
+struct GroupClusters {
+    /// Those with room that no shard holds. There is memory for all.
+    offered: Vec<ClusterId>,
+    /// How many there are, wherever they are, also emptied ones.
+    count: usize,
+}
+
 #[derive(Debug, Default)]
 struct Lists {
-    /// Clusters with room that no shard holds, by group.
-    offered: Vec<Vec<ClusterId>>,
+    /// By group.
+    groups: Vec<GroupClusters>,
     /// Emptied clusters, fewer than `DISCARDED_TOGETHER`, of any group.
     emptied: Vec<ClusterId>,
     /// Unused cluster numbers below `next`.
@@ -59,21 +68,29 @@ struct Lists {
 }
 
 impl Lists {
-    /// Reserves memory for one more cluster in the lists.
+    /// Reserves memory for one more cluster of a group in the lists.
     fn make_room(&mut self, group: GroupId) -> Result<(), StoreError> {
         let no_memory = |_| StoreError::NoMemory;
-        let clusters = self.next as usize + 1;
         let groups = group.0 as usize + 1;
-        if groups > self.offered.len() {
-            self.offered
-                .try_reserve(groups - self.offered.len())
+        if groups > self.groups.len() {
+            self.groups
+                .try_reserve(groups - self.groups.len())
                 .map_err(no_memory)?;
-            self.offered.resize_with(groups, Vec::new);
+            self.groups.resize_with(groups, GroupClusters::default);
         }
-        for list in [&mut self.offered[group.0 as usize], &mut self.absent] {
-            list.try_reserve(clusters - list.len()).map_err(no_memory)?;
+        let clusters = self.next as usize + 1;
+        let own = &mut self.groups[group.0 as usize];
+        for (list, most) in [
+            (&mut own.offered, own.count + 1),
+            (&mut self.absent, clusters),
+        ] {
+            list.try_reserve(most - list.len()).map_err(no_memory)?;
         }
         Ok(())
+    }
+
+    fn of_group(&mut self, group: u32) -> &mut GroupClusters {
+        &mut self.groups[group as usize]
     }
 }
 
@@ -113,7 +130,8 @@ impl<S: PageSource> SlotAllocator<S> {
     }
 
     fn note_heap_bytes(&self, lists: &Lists) {
-        let offered: usize = lists.offered.iter().map(Vec::capacity).sum();
+        let offered = lists.groups.iter().map(|group| group.offered.capacity());
+        let offered: usize = offered.sum();
         let clusters = offered + lists.absent.capacity() + lists.emptied.capacity();
         self.heap_bytes
             .store((clusters * size_of::<ClusterId>()) as u64, Relaxed);
@@ -171,7 +189,8 @@ impl<S: PageSource> SlotAllocator<S> {
     /// Takes a cluster with room for a shard of `group`.
     fn take_cluster(&self, group: GroupId) -> Result<ClusterId, StoreError> {
         let mut lists = lock(&self.lists);
-        if let Some(cluster) = lists.offered.get_mut(group.0 as usize).and_then(Vec::pop) {
+        let own = lists.groups.get_mut(group.0 as usize);
+        if let Some(cluster) = own.and_then(|own| own.offered.pop()) {
             self.set_home(cluster, home::OFFERED, home::HELD);
             return Ok(cluster);
         }
@@ -180,7 +199,9 @@ impl<S: PageSource> SlotAllocator<S> {
         self.note_heap_bytes(&lists);
         if let Some(cluster) = lists.emptied.pop() {
             self.set_home(cluster, home::EMPTIED, home::HELD);
-            self.table.meta(cluster).group.store(group.0, Relaxed);
+            let before = self.table.meta(cluster).group.swap(group.0, Relaxed);
+            lists.of_group(before).count -= 1;
+            lists.of_group(group.0).count += 1;
             return Ok(cluster);
         }
         if let Some(cluster) = self.absent_cluster(&mut lists)? {
@@ -193,6 +214,7 @@ impl<S: PageSource> SlotAllocator<S> {
             }
             self.set_home(cluster, home::ABSENT, home::HELD);
             self.table.meta(cluster).group.store(group.0, Relaxed);
+            lists.of_group(group.0).count += 1;
             return Ok(cluster);
         }
         // All clusters are in use: take any with a free slot.
@@ -280,7 +302,8 @@ impl<S: PageSource> SlotAllocator<S> {
 
     fn offer(&self, lists: &mut Lists, cluster: ClusterId) {
         let meta = self.table.meta(cluster);
-        let offered = &mut lists.offered[meta.group.load(Relaxed) as usize];
+        let offered = &mut lists.of_group(meta.group.load(Relaxed)).offered;
+        debug_assert!(offered.len() < offered.capacity(), "an offer needs memory");
         meta.list_index.store(offered.len() as u32, Relaxed);
         offered.push(cluster);
         self.set_home(cluster, home::FULL, home::OFFERED);
@@ -289,7 +312,7 @@ impl<S: PageSource> SlotAllocator<S> {
     fn unlist(&self, lists: &mut Lists, cluster: ClusterId) {
         let meta = self.table.meta(cluster);
         let index = meta.list_index.load(Relaxed) as usize;
-        let offered = &mut lists.offered[meta.group.load(Relaxed) as usize];
+        let offered = &mut lists.of_group(meta.group.load(Relaxed)).offered;
         let removed = offered.swap_remove(index);
         assert_eq!(removed, cluster, "the list of clusters with room is wrong");
         if let Some(&moved) = offered.get(index) {
@@ -342,8 +365,10 @@ impl<S: PageSource> SlotAllocator<S> {
         if discarded.is_ok() {
             self.resident_pages.fetch_sub(pages.len() as u64, Relaxed);
             for cluster in leaving.clusters {
-                self.table.meta(cluster).has_annex.store(0, Release);
+                let meta = self.table.meta(cluster);
+                meta.has_annex.store(0, Release);
                 self.set_home(cluster, home::LEAVING, home::ABSENT);
+                lists.of_group(meta.group.load(Relaxed)).count -= 1;
                 lists.absent.push(cluster);
             }
         } else {
@@ -430,7 +455,8 @@ impl<S: PageSource> SlotAllocator<S> {
     pub(crate) fn hand_over(&self, from: GroupId, to: GroupId) {
         let mut lists = lock(&self.lists);
         let lists = &mut *lists;
-        let offered = lists.offered.get_mut(from.0 as usize).map(std::mem::take);
+        let moved = lists.groups.get_mut(from.0 as usize);
+        let moved = moved.map(std::mem::take).unwrap_or_default();
         for number in 1..lists.next {
             let meta = self.table.meta(ClusterId(number));
             if meta.group.load(Relaxed) == from.0 {
@@ -438,14 +464,14 @@ impl<S: PageSource> SlotAllocator<S> {
             }
         }
         let groups = to.0 as usize + 1;
-        if groups > lists.offered.len() {
-            lists.offered.resize_with(groups, Vec::new);
+        if groups > lists.groups.len() {
+            lists.groups.resize_with(groups, GroupClusters::default);
         }
         // Room for every cluster, so that a release needs no memory.
-        let clusters = lists.next as usize + 1;
-        let list = &mut lists.offered[to.0 as usize];
-        list.reserve(clusters - list.len());
-        for cluster in offered.into_iter().flatten() {
+        let own = lists.of_group(to.0);
+        own.count += moved.count;
+        own.offered.reserve(own.count - own.offered.len());
+        for cluster in moved.offered {
             self.set_home(cluster, home::OFFERED, home::FULL);
             self.offer(lists, cluster);
         }
@@ -457,4 +483,40 @@ impl<S: PageSource> SlotAllocator<S> {
 #[derive(Debug, Default)]
 pub(crate) struct Leaving {
     clusters: Vec<ClusterId>,
+}
+
+/// What Miri cannot run.
+#[cfg(test)]
+mod with_codec {
+    use crate::{CLUSTER_SLOTS, PAGE_SIZE, Scratch, SwapConfig, SwapSpace};
+    use zsmalloc::HeapSource;
+
+    #[test]
+    fn a_group_takes_memory_for_its_own_clusters_alone() {
+        let config = SwapConfig {
+            pool_capacity_pages: 1 << 10,
+            max_slots: 1 << 20,
+            ..SwapConfig::default()
+        };
+        let space = SwapSpace::new(HeapSource::new(), config).unwrap();
+        let mut scratch = Scratch::new();
+        for _ in 0..1000 * CLUSTER_SLOTS {
+            space.store(&[1; PAGE_SIZE], &mut scratch).unwrap();
+        }
+        let before = space.allocator.heap_bytes();
+        let groups: Vec<_> = (0..100)
+            .map(|_| {
+                let group = space.new_group(space.root_group());
+                let page = [1; PAGE_SIZE];
+                space.store_for(&group, &page, &mut scratch).unwrap();
+                group
+            })
+            .collect();
+        let grown = space.allocator.heap_bytes() - before;
+        assert!(
+            grown < 100 * 64,
+            "{grown} bytes for {} groups",
+            groups.len()
+        );
+    }
 }
