@@ -90,6 +90,7 @@ impl Client {
         let kinds: Vec<u32> = replies.iter().map(|(kind, _)| *kind).collect();
         assert_eq!(kinds, [3, 3, 1]);
         assert_eq!(replies[0].1[2..10], SIZE.to_be_bytes());
+        assert_eq!(replies[0].1[11] & 128, 128, "DF");
     }
 
     fn request(&mut self, command: u16, flags: u16, offset: u64, length: u32) {
@@ -195,7 +196,9 @@ fn simple_replies_and_the_oldest_negotiation_work() {
     client.say(b"IHAVEOPT");
     client.say([0, 0, 0, 1, 0, 0, 0, 0]);
     assert_eq!(client.number(8), SIZE);
-    client.take(2 + 124);
+    // Without structured replies there is no DF.
+    assert_eq!(client.number(2) & 128, 0);
+    client.take(124);
     for (length, byte) in [(100_u32, 1_u8), (1 << 20, 2)] {
         client.request(WRITE, 0, 5, length);
         client.say(vec![byte; length as usize]);
@@ -244,6 +247,26 @@ fn what_makes_no_sense_is_refused_and_the_next_request_served() {
             .iter()
             .all(|(_, chunk)| chunk[8..].iter().all(|byte| *byte == 0))
     );
+}
+
+/// Clients may set it anywhere.
+#[test]
+fn fua_is_accepted_with_every_command() {
+    const FUA: u16 = 1;
+    let server = server();
+    let mut client = Client::ready(&server);
+    client.request(WRITE, FUA, 0, 10);
+    client.say([7; 10]);
+    assert_eq!(client.errno(), 0);
+    for command in [FLUSH, TRIM, WRITE_ZEROES] {
+        client.request(command, FUA, 4096, 4096);
+        assert_eq!(client.errno(), 0, "{command}");
+    }
+    client.request(BLOCK_STATUS, FUA, 0, 4096);
+    assert!(client.chunks().iter().all(|(kind, _)| *kind == 5));
+    client.request(READ, FUA, 0, 10);
+    let chunks = client.chunks();
+    assert_eq!(chunks[0].1[8..], [7; 10]);
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use super::wire::{
     ALLOCATION, ALLOCATION_ID, FIXED_NEWSTYLE, INFO_BLOCK_SIZE, INFO_EXPORT, INIT_MAGIC,
-    MOST_BYTES, NO_ZEROES, OPTION_MAGIC, OPTION_REPLY_MAGIC, TRANSMISSION_FLAGS, option, read_u16,
-    read_u32, read_u64, reply, skip,
+    MOST_BYTES, NO_ZEROES, OPTION_MAGIC, OPTION_REPLY_MAGIC, option, read_u16, read_u32, read_u64,
+    reply, skip, transmission_flags,
 };
 use crate::disk::BLOCK;
 use std::io::{self, Read, Write};
@@ -82,7 +82,7 @@ pub fn negotiate(stream: &mut (impl Read + Write), size: u64) -> Result<Agreed, 
         };
         if number == option::EXPORT_NAME {
             let no_zeroes = flags & u32::from(NO_ZEROES) != 0;
-            option.export(no_zeroes)?;
+            option.export(no_zeroes, &agreed)?;
             return Ok(agreed);
         }
         if option.answer(&mut agreed)? {
@@ -113,13 +113,13 @@ struct Asked<'a, T> {
 
 impl<T: Read + Write> Asked<'_, T> {
     /// `EXPORT_NAME`, which has no reply where it fails.
-    fn export(&mut self, no_zeroes: bool) -> Result<(), HandshakeError> {
+    fn export(&mut self, no_zeroes: bool, agreed: &Agreed) -> Result<(), HandshakeError> {
         if !self.data.is_empty() {
             return Err(HandshakeError::NoSuchExport);
         }
         let mut reply = Vec::new();
         reply.extend(self.size.to_be_bytes());
-        reply.extend(TRANSMISSION_FLAGS.to_be_bytes());
+        reply.extend(transmission_flags(agreed.structured).to_be_bytes());
         if !no_zeroes {
             reply.extend([0; 124]);
         }
@@ -143,7 +143,7 @@ impl<T: Read + Write> Asked<'_, T> {
                 self.reply(reply::ACK, &[])?;
             }
             option::LIST | option::STRUCTURED_REPLY => self.reply(reply::INVALID, &[])?,
-            option::INFO | option::GO => return self.inform(),
+            option::INFO | option::GO => return self.inform(agreed),
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.contexts(agreed)?,
             _ => self.reply(reply::UNSUPPORTED, &[])?,
         }
@@ -155,7 +155,7 @@ impl<T: Read + Write> Asked<'_, T> {
     }
 
     /// `INFO` and `GO`. Returns whether requests follow.
-    fn inform(&mut self) -> Result<bool, HandshakeError> {
+    fn inform(&mut self, agreed: &Agreed) -> Result<bool, HandshakeError> {
         let mut data = self.data;
         let Some(name) = read_text(&mut data) else {
             self.reply(reply::INVALID, &[])?;
@@ -175,7 +175,7 @@ impl<T: Read + Write> Asked<'_, T> {
         }
         let mut info = INFO_EXPORT.to_be_bytes().to_vec();
         info.extend(self.size.to_be_bytes());
-        info.extend(TRANSMISSION_FLAGS.to_be_bytes());
+        info.extend(transmission_flags(agreed.structured).to_be_bytes());
         self.reply(reply::INFO, &info)?;
         let mut info = INFO_BLOCK_SIZE.to_be_bytes().to_vec();
         for bytes in [1, BLOCK as u32, MOST_BYTES] {

@@ -145,8 +145,8 @@ impl<S: PageSource + 'static, R: Read, W: Write> Transmission<'_, S, R, W> {
     fn other(&mut self, request: Request) -> Result<(), Errno> {
         let Request { offset, length, .. } = request;
         let allowed = match request.command {
-            command::FLUSH | command::TRIM => flag::FUA,
-            command::WRITE_ZEROES => flag::FUA | flag::NO_HOLE,
+            command::FLUSH | command::TRIM => 0,
+            command::WRITE_ZEROES => flag::NO_HOLE,
             command::BLOCK_STATUS => flag::REQ_ONE,
             _ => return Err(Errno::Invalid),
         };
@@ -177,7 +177,7 @@ impl<S: PageSource + 'static, R: Read, W: Write> Transmission<'_, S, R, W> {
     /// A write: the payload passes in pieces. All of it is read, whatever becomes of it.
     fn write(&mut self, request: Request) -> io::Result<Result<(), Errno>> {
         let Request { offset, length, .. } = request;
-        let outcome = if request.flags & !flag::FUA != 0 || length > MOST_BYTES {
+        let outcome = if request.flags != 0 || length > MOST_BYTES {
             Err(Errno::Invalid)
         } else {
             // Beyond the end of a disk there is no space.

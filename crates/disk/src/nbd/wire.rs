@@ -43,8 +43,13 @@ pub(super) mod reply {
 pub(super) const INFO_EXPORT: u16 = 0;
 pub(super) const INFO_BLOCK_SIZE: u16 = 3;
 
-/// What this server can do: flags present, FLUSH, FUA, TRIM, `WRITE_ZEROES`, DF, several connections.
-pub(super) const TRANSMISSION_FLAGS: u16 = 1 | 4 | 8 | 32 | 64 | 128 | 256;
+/// What this server can do: flags present, FLUSH, FUA, TRIM, `WRITE_ZEROES`, several connections, and DF with structured
+/// replies.
+pub(super) fn transmission_flags(structured: bool) -> u16 {
+    const DF: u16 = 128;
+    let always = 1 | 4 | 8 | 32 | 64 | 256;
+    if structured { always | DF } else { always }
+}
 
 /// Most bytes of a READ or WRITE.
 pub(super) const MOST_BYTES: u32 = 32 << 20;
@@ -69,6 +74,7 @@ pub(super) mod command {
 
 /// Flags of commands.
 pub(super) mod flag {
+    /// Of any command: what is written is in memory when the reply is sent, and more is not promised.
     pub(in crate::nbd) const FUA: u16 = 1;
     pub(in crate::nbd) const NO_HOLE: u16 = 2;
     pub(in crate::nbd) const DF: u16 = 4;
@@ -94,7 +100,7 @@ pub(super) enum Errno {
     NoSpace = 28,
 }
 
-/// A request as it was received. Nothing of it is checked yet.
+/// A request as it was received, without FUA. Nothing of it is checked yet.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Request {
     pub(super) flags: u16,
@@ -118,7 +124,7 @@ impl Request {
             return Err(io::ErrorKind::InvalidData.into());
         }
         Ok(Request {
-            flags: read_u16(from)?,
+            flags: read_u16(from)? & !flag::FUA,
             command: read_u16(from)?,
             cookie: read_u64(from)?,
             offset: read_u64(from)?,
