@@ -3,10 +3,12 @@
 use crate::address::Address;
 use crate::private_socket::PrivateSocket;
 use memfold_disk::nbd::Connection;
+use rustix::net::sockopt;
 use std::fmt;
 use std::io::{self, ErrorKind};
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 /// A socket that listens.
 #[derive(Debug)]
@@ -56,6 +58,7 @@ impl Listener {
             }),
             Listener::Tcp(listener) => listener.accept().and_then(|(stream, _)| {
                 stream.set_nonblocking(false)?;
+                end_if_lost(&stream)?;
                 Ok(Connection::Tcp(stream))
             }),
         };
@@ -98,6 +101,15 @@ impl fmt::Display for Listener {
     }
 }
 
+/// Has a connection end within two minutes where the client's machine is gone: it would keep its place.
+fn end_if_lost(stream: &TcpStream) -> io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(60))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
+    sockopt::set_tcp_keepcnt(stream, 6)?;
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,6 +136,19 @@ mod tests {
         // That of a server that was killed.
         drop(UnixListener::bind(&path).unwrap());
         drop(Listener::bind(&address, false).expect("the stale one is replaced"));
+    }
+
+    #[test]
+    fn connections_over_tcp_end_where_the_client_is_lost() {
+        let listener = Listener::bind(&Address::Tcp("127.0.0.1:0".to_owned()), false).unwrap();
+        let Listener::Tcp(socket) = &listener else {
+            panic!("it is one of TCP")
+        };
+        let _client = TcpStream::connect(socket.local_addr().unwrap()).unwrap();
+        let Some(Connection::Tcp(stream)) = listener.accept().unwrap() else {
+            panic!("there is a client")
+        };
+        assert!(sockopt::socket_keepalive(&stream).unwrap());
     }
 
     #[test]
