@@ -266,8 +266,8 @@ impl<S: PageSource + 'static> Disk<S> {
         let range = self.check(offset, length)?;
         let blocks = range.start.div_ceil(BLOCK)..range.end / BLOCK;
         let leaves = length / (LEAF_BLOCKS * BLOCK) + 2;
-        let room = keep.then(|| self.memory.reserve(leaves * LEAF_BYTES, scratch));
-        let _room = room
+        let room = keep.then(|| self.memory.reserve(leaves * LEAF_BYTES, 0, scratch));
+        let room = room
             .transpose()
             .inspect_err(|_| add(&self.counters.failed_writes, 1))?;
         let mut edges = Vec::new();
@@ -279,6 +279,8 @@ impl<S: PageSource + 'static> Disk<S> {
             edges.push(blocks.end * BLOCK..range.end);
             self.zero_blocks(blocks, if keep { Block::Zero } else { Block::Hole });
         }
+        // The leaves are in use now.
+        drop(room);
         let zeros = [0; PAGE_SIZE];
         let mut result = Ok(());
         for edge in edges {

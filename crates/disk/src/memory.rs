@@ -96,15 +96,24 @@ impl<S: PageSource + 'static> Memory<S> {
         self.room.reserve(bytes, || self.used_bytes())
     }
 
-    /// Reserves room for `bytes` more, however badly they compress. Discarded blocks are freed, blocks are
+    /// Reserves room for `bytes` more, however badly they compress, beside the `held` ones that this thread has reserved
+    /// already. What other requests have reserved and do not use is waited for. Discarded blocks are freed, blocks are
     /// written back to the file or the store, and packed if the disk does that, until there is room. A swapoff,
     /// during which the file takes none, is waited for, and so is a store that does not answer.
     pub(crate) fn reserve(
         &self,
         bytes: u64,
+        held: u64,
         scratch: &mut Scratch,
     ) -> Result<Reserved<'_>, DiskError> {
         if let Some(reserved) = self.try_reserve(bytes) {
+            return Ok(reserved);
+        }
+        let after_others = || {
+            self.room
+                .reserve_after_others(bytes, held, || self.used_bytes())
+        };
+        if let Some(reserved) = after_others() {
             return Ok(reserved);
         }
         if self.discarder.flush()
@@ -121,7 +130,7 @@ impl<S: PageSource + 'static> Memory<S> {
             let report = self.space.write_back(WRITE_BACK_BYTES.max(bytes), scratch);
             self.space.compact(|| true);
             self.space.trim();
-            if let Some(reserved) = self.try_reserve(bytes) {
+            if let Some(reserved) = after_others() {
                 return Ok(reserved);
             }
             // With several servers, one may take pages while another fails.

@@ -3,8 +3,9 @@
 use crate::block_map::BlockMap;
 use crate::discard::Backlog;
 use memfold_swap::SwapSpace;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::time::Duration;
 use zsmalloc::{HugePageLimit, PageSource};
 
 /// Bytes in use: pool, tables and map, with leaves that are not freed yet.
@@ -23,7 +24,15 @@ pub(crate) struct Room {
     /// Bytes of it that are not given.
     held_back: AtomicU64,
     reserved: AtomicU64,
+    /// Threads that wait for others to release what they have reserved, and bytes that these threads have reserved
+    /// themselves.
+    waiters: AtomicUsize,
+    held_by_waiters: Mutex<u64>,
+    released: Condvar,
 }
+
+/// A waiter looks again after this time, as others release what they did not use without a word if nobody waits.
+const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
 /// Bytes that no other request may use. Held until they are in use or not needed.
 #[derive(Debug)]
@@ -44,6 +53,9 @@ impl Room {
             limit,
             held_back: AtomicU64::new(0),
             reserved: AtomicU64::new(0),
+            waiters: AtomicUsize::new(0),
+            held_by_waiters: Mutex::new(0),
+            released: Condvar::new(),
         }
     }
 
@@ -59,18 +71,70 @@ impl Room {
 
     /// Reserves `bytes` beside those `used` and those reserved by others, if they fit below the limit.
     pub(crate) fn reserve(&self, bytes: u64, used: impl Fn() -> u64) -> Option<Reserved<'_>> {
-        let most = self.limit - self.held_back.load(Ordering::Relaxed);
-        let fits = |reserved: u64| {
-            let reserved = reserved.saturating_add(bytes);
-            let taken = used().saturating_add(reserved);
-            (taken <= most).then_some(reserved)
+        let most = self.most();
+        let fits = |reserved: u64| used().saturating_add(reserved) <= most;
+        loop {
+            let taken =
+                { &self.reserved }.fetch_update(Ordering::SeqCst, Ordering::Relaxed, |reserved| {
+                    let all = reserved.saturating_add(bytes);
+                    fits(all).then_some(all)
+                });
+            let all = taken.ok()?.saturating_add(bytes);
+            // Since `used` was read, another request may have come and gone, whose bytes are in use now: what it released
+            // was read, so its bytes are this time.
+            if fits(all) {
+                return Some(Reserved { room: self, bytes });
+            }
+            self.reserved.fetch_sub(bytes, Ordering::SeqCst);
+        }
+    }
+
+    /// Bytes that requests may have in use and reserved.
+    fn most(&self) -> u64 {
+        self.limit - self.held_back.load(Ordering::Relaxed)
+    }
+
+    /// The same, and waits while others have reserved what is lacking and do not wait themselves. `held` bytes are this
+    /// thread's. `None` if room must be made.
+    pub(crate) fn reserve_after_others(
+        &self,
+        bytes: u64,
+        held: u64,
+        used: impl Fn() -> u64,
+    ) -> Option<Reserved<'_>> {
+        let mut held_by_waiters = self.lock();
+        *held_by_waiters += held;
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        // Others that wait see that this thread releases nothing either.
+        self.released.notify_all();
+        let reserved = loop {
+            if let Some(reserved) = self.reserve(bytes, &used) {
+                break Some(reserved);
+            }
+            let others = self.reserved.load(Ordering::SeqCst) > *held_by_waiters;
+            if !others || used().saturating_add(bytes).saturating_add(held) > self.most() {
+                break None;
+            }
+            let waited = self.released.wait_timeout(held_by_waiters, LONGEST_WAIT);
+            (held_by_waiters, _) = waited.unwrap_or_else(PoisonError::into_inner);
         };
-        let taken = { &self.reserved }.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
-        taken.ok().map(|_| Reserved { room: self, bytes })
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
+        *held_by_waiters -= held;
+        reserved
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, u64> {
+        self.held_by_waiters
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn release(&self, bytes: u64) {
-        self.reserved.fetch_sub(bytes, Ordering::Relaxed);
+        self.reserved.fetch_sub(bytes, Ordering::SeqCst);
+        if self.waiters.load(Ordering::SeqCst) > 0 {
+            drop(self.lock());
+            self.released.notify_all();
+        }
     }
 }
 
@@ -123,5 +187,66 @@ mod tests {
         assert!(room.reserve(u64::MAX, || 10).is_none());
         drop(second);
         assert!(room.reserve(90, || 10).is_some());
+    }
+
+    #[test]
+    fn room_that_others_release_is_waited_for() {
+        let room = Room::new(100);
+        let used = AtomicU64::new(10);
+        let first = room.reserve(80, || used.load(Ordering::Relaxed));
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| {
+                let used = || used.load(Ordering::Relaxed);
+                room.reserve_after_others(60, 0, used).is_some()
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            drop(first);
+            assert!(second.join().expect("a thread"));
+        });
+        // What others have in use by then is not waited for.
+        let first = room.reserve(80, || 10);
+        assert!(room.reserve_after_others(91, 0, || 10).is_none());
+        drop(first);
+    }
+
+    #[test]
+    fn those_that_wait_do_not_wait_for_each_other() {
+        let room = Room::new(100);
+        let outcomes: Vec<bool> = std::thread::scope(|scope| {
+            let wait = || {
+                let held = room.reserve(30, || 10).expect("it fits");
+                std::thread::sleep(Duration::from_millis(20));
+                let more = room.reserve_after_others(50, 30, || 10).is_some();
+                drop(held);
+                more
+            };
+            let threads = [scope.spawn(wait), scope.spawn(wait)];
+            threads
+                .map(|thread| thread.join().expect("a thread"))
+                .to_vec()
+        });
+        assert!(
+            outcomes.contains(&true),
+            "room that the other released is used"
+        );
+    }
+
+    #[test]
+    fn what_comes_into_use_while_room_is_looked_for_counts() {
+        let room = Room::new(100);
+        let used = AtomicU64::new(0);
+        let reads = AtomicU64::new(0);
+        let slow = || {
+            let found = used.load(Ordering::Relaxed);
+            if reads.fetch_add(1, Ordering::Relaxed) == 0 {
+                // All of another request between this read of `used` and the exchange.
+                let other = room.reserve(60, || used.load(Ordering::Relaxed));
+                used.store(60, Ordering::Relaxed);
+                drop(other);
+            }
+            found
+        };
+        assert!(room.reserve(60, slow).is_none());
+        assert!(room.reserve(40, || used.load(Ordering::Relaxed)).is_some());
     }
 }

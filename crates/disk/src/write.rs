@@ -74,7 +74,7 @@ impl<S: PageSource + 'static> Disk<S> {
         let to_store: Vec<&Page> = to_store
             .filter_map(|((_, page), is_zero)| (!is_zero).then_some(*page))
             .collect();
-        let _leaf = self.memory.reserve(LEAF_BYTES, scratch)?;
+        let _leaf = self.memory.reserve(LEAF_BYTES, 0, scratch)?;
         let mut stored = Vec::with_capacity(to_store.len());
         self.store(&to_store, scratch, &mut stored);
         let mut stored = stored.into_iter();
@@ -110,7 +110,8 @@ impl<S: PageSource + 'static> Disk<S> {
         bytes: &[u8],
         scratch: &mut Scratch,
     ) -> Result<(), DiskError> {
-        let _leaf = self.memory.reserve(LEAF_BYTES, scratch)?;
+        let _leaf = self.memory.reserve(LEAF_BYTES, 0, scratch)?;
+        let mut is_flushed = false;
         // Without it, zeros can be written.
         let mut room = self.memory.try_reserve(MOST_STORED);
         loop {
@@ -122,14 +123,14 @@ impl<S: PageSource + 'static> Disk<S> {
                     return Ok(());
                 }
                 Written::NoRoom if room.is_none() => {
-                    room = Some(self.memory.reserve(MOST_STORED, scratch)?);
+                    room = Some(self.memory.reserve(MOST_STORED, LEAF_BYTES, scratch)?);
                 }
                 // All slots may be in use.
-                Written::NoRoom => {
-                    if !self.memory.discarder.flush() {
-                        return Err(DiskError::NoSpace);
-                    }
+                Written::NoRoom if !is_flushed => {
+                    self.memory.discarder.flush();
+                    is_flushed = true;
                 }
+                Written::NoRoom => return Err(DiskError::NoSpace),
             }
         }
     }
@@ -189,7 +190,7 @@ impl<S: PageSource + 'static> Disk<S> {
             self.note_peak();
         } else {
             for page in pages {
-                let Ok(_room) = self.memory.reserve(MOST_STORED, scratch) else {
+                let Ok(_room) = self.memory.reserve(MOST_STORED, LEAF_BYTES, scratch) else {
                     // The next would wait as long.
                     stored.resize(pages.len(), Err(StoreError::NoTier));
                     break;
@@ -198,9 +199,13 @@ impl<S: PageSource + 'static> Disk<S> {
                 self.note_peak();
             }
         }
+        if stored.iter().all(Result::is_ok) {
+            return;
+        }
+        // All slots may be in use: those of discarded blocks are free then, by this thread or the one that frees them.
+        self.memory.discarder.flush();
         for (outcome, page) in stored.iter_mut().zip(pages) {
             if outcome.is_err()
-                && self.memory.discarder.flush()
                 && let Some(_room) = self.memory.try_reserve(MOST_STORED)
             {
                 *outcome = self.memory.space.store(page, scratch);

@@ -424,6 +424,29 @@ fn threads_share_a_disk_that_packs() {
     wait_until("some are packed", || disk.usage().packed_blocks > 0);
 }
 
+/// What others have reserved and do not use is no reason to refuse a write.
+#[test]
+fn writers_at_once_find_what_room_there_is() {
+    const PIECE: usize = 128 << 10;
+    let disk = disk(64 << 20, 16 << 20);
+    std::thread::scope(|scope| {
+        for thread in 0..12 {
+            let disk = &disk;
+            scope.spawn(move || {
+                let mut scratch = Scratch::new();
+                // Less than an eighth of the limit in all.
+                let piece: Vec<u8> = noise(thread, PIECE / 16).repeat(16);
+                for round in 0..200 {
+                    let offset = (thread * 4 + round % 4) * PIECE as u64;
+                    let written = disk.write(offset, &piece, &mut scratch);
+                    assert_eq!(written, Ok(()), "thread {thread}, round {round}");
+                }
+            });
+        }
+    });
+    assert_eq!(disk.usage().failed_writes, 0);
+}
+
 fn threads_share(disk: &Disk<HeapSource>) {
     const THREADS: u64 = 4;
     std::thread::scope(|scope| {
@@ -513,7 +536,8 @@ fn huge_pages_stay_below_the_limit() {
                     let offsets = (thread * (32 << 20)..).step_by(PIECE);
                     let written = offsets.map(|offset| disk.write(offset, &piece, &mut scratch));
                     let refused = written.take(128).find_map(Result::err);
-                    assert_eq!(refused, Some(DiskError::NoSpace));
+                    // One may have had all of its share before the others have filled the rest.
+                    assert!(matches!(refused, None | Some(DiskError::NoSpace)));
                 });
             }
         });
