@@ -363,10 +363,10 @@ pub fn own_user_namespace() -> Result<u64, Errno> {
 /// of its other threads alone, and code that takes it over can then make this one do anything: so it must
 /// have nothing that the program has not.
 ///
-/// A helper that may change its user takes one that no other process has: of the program's own user it could
-/// do what that user may (root's files), and of one that others have, it could be traced by them, and by
-/// way of it the program. Where there are no such users (in a user namespace), and for others than root
-/// with capabilities, the supervisor ends this thread when the program's change. A thread without the
+/// A helper that may change its user (root's, also by its real or its saved user alone) takes one that no other process
+/// has: of the program's own user it could do what that user may (root's files), and of one that others have, it could be
+/// traced by them, and by way of it the program. Where there are no such users (in a user namespace), and for others than
+/// root with capabilities, the supervisor ends this thread when the program's change. A thread without the
 /// capabilities that the program has could be traced by any process of its user.
 ///
 /// A supervisor that may inspect its own user's processes alone (`inspects_others` is false) reads this program by way
@@ -379,13 +379,14 @@ pub fn give_up_privileges(inspects_others: bool) {
     let header = [VERSION_3, 0];
     // Effective, permitted and inheritable, twice 32 bits of each.
     let none = [0u32; 6];
+    let users = own_users();
     // SAFETY: numbers, and live structures of which the kernel reads the lengths that it knows.
     unsafe {
         syscall(nr::PRCTL, [PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0]);
-        // A process that is no longer root has lost its capabilities by that.
+        // A process none of whose users is root any more has lost its capabilities by that.
         let keeps_them = || syscall(nr::PRCTL, [PR_GET_SECUREBITS, 0, 0, 0, 0, 0]) != 0;
-        if syscall(nr::GETEUID, [0; 6]) == 0
-            && (!(inspects_others && become_an_unused_user()) || keeps_them())
+        if users.contains(&0)
+            && (!(inspects_others && become_an_unused_user(users[EFFECTIVE])) || keeps_them())
         {
             let (header, none) = (header.as_ptr() as usize, none.as_ptr() as usize);
             syscall(nr::CAPSET, [header, none, 0, 0, 0, 0]);
@@ -393,12 +394,28 @@ pub fn give_up_privileges(inspects_others: bool) {
     }
 }
 
-/// Lets the calling thread take a user and group that no other process has; `false` if it cannot. Whether
-/// the program may be dumped stays as it is: the kernel takes that away from a process of which a thread
-/// changes its user.
-fn become_an_unused_user() -> bool {
+/// Which of [`own_users`] system calls are judged by.
+const EFFECTIVE: usize = 1;
+
+/// The calling thread's real, effective and saved user: root where the kernel does not tell.
+fn own_users() -> [u32; 3] {
+    let mut users = [0; 3];
+    let [real, effective, saved] = &mut users;
+    let places = [real, effective, saved].map(|user| core::ptr::from_mut::<u32>(user) as usize);
+    let [real, effective, saved] = places;
+    // SAFETY: the kernel writes a number to each of three live ones.
+    unsafe { syscall(nr::GETRESUID, [real, effective, saved, 0, 0, 0]) };
+    users
+}
+
+/// Lets the calling thread, whose real, effective or saved user is root, take a user and group that no other process
+/// has; `false` if it cannot: its effective user is the same as before. Whether the program may be dumped stays as it is:
+/// the kernel takes that away from a process of which a thread changes its user.
+fn become_an_unused_user(effective: u32) -> bool {
     const PR_GET_DUMPABLE: usize = 3;
     const PR_SET_DUMPABLE: usize = 4;
+    const ROOT: usize = 0;
+    const SAME: usize = u32::MAX as usize;
     let mut random = 0u32;
     // SAFETY: numbers, and a live buffer of that length. Of the system calls, each changes the calling
     // thread alone.
@@ -413,9 +430,14 @@ fn become_an_unused_user() -> bool {
         }
         let user = (FIRST_HELPER_USER + random % HELPER_USERS) as usize;
         let dumpable = syscall(nr::PRCTL, [PR_GET_DUMPABLE, 0, 0, 0, 0, 0]);
-        let done = syscall(nr::SETRESGID, [user, user, user, 0, 0, 0]) == 0
+        // It is root's effective user that has the right to change the others.
+        let done = syscall(nr::SETRESUID, [SAME, ROOT, SAME, 0, 0, 0]) == 0
+            && syscall(nr::SETRESGID, [user, user, user, 0, 0, 0]) == 0
             && syscall(nr::SETGROUPS, [0; 6]) == 0
             && syscall(nr::SETRESUID, [user, user, user, 0, 0, 0]) == 0;
+        if !done {
+            syscall(nr::SETRESUID, [SAME, effective as usize, SAME, 0, 0, 0]);
+        }
         // (The kernel makes it the value of `fs.suid_dumpable`, which may be more than it was.)
         if dumpable == 0 || dumpable == 1 {
             syscall(nr::PRCTL, [PR_SET_DUMPABLE, dumpable as usize, 0, 0, 0, 0]);

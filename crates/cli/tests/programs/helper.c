@@ -12,6 +12,7 @@
  *   helper locked MEGABYTES    locks all its memory, and verifies it
  *   helper late MEGABYTES      the same, when much of it is out: from then on it stays in
  *   helper privileges MEGABYTES  becomes another user, and counts the threads with capabilities
+ *   helper effective MEGABYTES  the same in a child, forked while the effective user alone is another one
  *   helper mounts MEGABYTES    enters the mount namespace of a child
  *
  * MISMATCH on stdout, and a status that is not 0, where a page is wrong. */
@@ -145,7 +146,6 @@ static void look_at_thread(const char *thread)
 
 static void give_up_privileges(void)
 {
-    must(prctl(PR_GET_DUMPABLE) != 1, "dumpable");
     must(setresuid(65534, 65534, 65534), "setresuid");
     must(prctl(PR_SET_DUMPABLE, 1), "dumpable");
     DIR *directory = opendir("/proc/self/task");
@@ -157,6 +157,19 @@ static void give_up_privileges(void)
             threads++;
         }
     say(threads > 1 ? "privileges ok\n" : "FAILED: no helper\n");
+}
+
+/* The child is root by its real and its saved user. */
+static void give_up_privileges_in_child(void)
+{
+    must(setresuid((uid_t)-1, 65534, (uid_t)-1), "an effective user");
+    pid_t child = fork();
+    if (child == 0) {
+        give_up_privileges();
+        _exit(0);
+    }
+    int status = -1;
+    must(child < 0 || waitpid(child, &status, 0) != child || status != 0, "a child");
 }
 
 static void enter_mounts(void)
@@ -230,7 +243,10 @@ int main(int count, char **arguments)
         lock_late();
         say("late ok\n");
     } else if (!strcmp(mode, "privileges")) {
+        must(prctl(PR_GET_DUMPABLE) != 1, "dumpable");
         give_up_privileges();
+    } else if (!strcmp(mode, "effective")) {
+        give_up_privileges_in_child();
     } else if (!strcmp(mode, "mounts")) {
         enter_mounts();
     } else {

@@ -23,12 +23,12 @@ pub mod nr {
     pub const RT_SIGACTION: usize = 134;
     pub const RT_SIGPROCMASK: usize = 135;
     pub const SETRESUID: usize = 147;
+    pub const GETRESUID: usize = 148;
     pub const SETRESGID: usize = 149;
     pub const SETSID: usize = 157;
     pub const SETGROUPS: usize = 159;
     pub const PRCTL: usize = 167;
     pub const GETPID: usize = 172;
-    pub const GETEUID: usize = 175;
     pub const GETTID: usize = 178;
     pub const SOCKET: usize = 198;
     pub const CONNECT: usize = 203;

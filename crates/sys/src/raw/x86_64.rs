@@ -35,9 +35,9 @@ pub mod nr {
     pub const MUNLOCK: usize = 150;
     pub const PRCTL: usize = 157;
     pub const ARCH_PRCTL: usize = 158;
-    pub const GETEUID: usize = 107;
     pub const SETGROUPS: usize = 116;
     pub const SETRESUID: usize = 117;
+    pub const GETRESUID: usize = 118;
     pub const SETRESGID: usize = 119;
     pub const CAPSET: usize = 126;
     pub const SETSID: usize = 112;

@@ -86,6 +86,7 @@ fn the_helper_has_a_name_of_its_own() {
 fn the_helper_keeps_no_privileges() {
     beside!(&["cc"]);
     ends_well("privileges", "1", "privileges");
+    ends_well("effective", "1", "privileges");
 }
 
 #[test]
