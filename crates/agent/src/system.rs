@@ -508,8 +508,9 @@ pub fn end_program(status: u32) -> ! {
     kill_program()
 }
 
-/// Writes to what the *program* has as standard error (the helper's own table has none).
-pub fn complain(text: &[u8]) {
+/// Writes to what the *program* has as standard error (the helper's own table has none), unless that would wait for a
+/// reader (a full pipe, a terminal after Ctrl-S): the program would run on meanwhile.
+fn complain(text: &[u8]) {
     // SAFETY: queries and descriptors of our own process; the text outlives the write.
     unsafe {
         let pid = syscall(nr::GETPID, [0; 6]) as usize;
@@ -520,11 +521,32 @@ pub fn complain(text: &[u8]) {
         else {
             return;
         };
-        syscall(
-            nr::WRITE,
-            [stderr, text.as_ptr() as usize, text.len(), 0, 0, 0],
-        );
+        if can_write(stderr) {
+            let text_at = text.as_ptr() as usize;
+            syscall(nr::WRITE, [stderr, text_at, text.len(), 0, 0, 0]);
+        }
     }
+}
+
+/// Whether a write of less than a page would not wait.
+fn can_write(fd: usize) -> bool {
+    const POLLOUT: i16 = 4;
+    #[repr(C)]
+    struct Polled {
+        fd: i32,
+        events: i16,
+        found: i16,
+    }
+    let mut polled = Polled {
+        fd: fd as i32,
+        events: POLLOUT,
+        found: 0,
+    };
+    let mut at_once = [0usize; 2];
+    let (polled_at, time) = ((&raw mut polled) as usize, at_once.as_mut_ptr() as usize);
+    // SAFETY: one live structure of the kernel's layout, and a time, which it may write to.
+    let ready = unsafe { syscall(nr::PPOLL, [polled_at, 1, time, 0, 0, 0]) };
+    ready == 1 && polled.found & POLLOUT != 0
 }
 
 /// Kills the whole program, and says why.

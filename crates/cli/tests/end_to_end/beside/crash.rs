@@ -123,6 +123,34 @@ while True:
     }
 }
 
+/// The message would wait for a reader.
+#[test]
+fn the_supervisors_death_ends_a_program_whose_standard_error_is_a_full_pipe() {
+    beside!(&["python3"]);
+    let script = "
+import os, time
+data = bytearray(32 << 20)
+for page in range(0, len(data), 4096):
+    data[page] = 1
+reader, writer = os.pipe()
+os.set_blocking(writer, False)
+try:
+    while True:
+        os.write(writer, bytes(4096))
+except BlockingIOError:
+    os.set_blocking(writer, True)
+os.dup2(writer, 2)
+print('full', flush=True)
+while True:
+    time.sleep(1)
+";
+    let program = Program::new(python()).args(["-c", script]);
+    let mut running = program.start(Limits::Resident(16 * MIB));
+    running.wait_for_output(5);
+    // Itself and the program.
+    kill_supervisor(running, 2);
+}
+
 #[test]
 fn the_supervisors_death_ends_a_filtered_child_that_needed_nothing() {
     beside!(&["cc"]);
