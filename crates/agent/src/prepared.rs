@@ -127,18 +127,21 @@ pub fn prepare(channel: &'static Channel) {
         DEPTH.fetch_add(1, Ordering::Relaxed);
         return;
     }
+    // No handler of the program's may run until its child is there, and make system calls. Nor before that: one that
+    // forks would find this fork begun, and its child lack memory.
+    let mask = system::block_signals_but(SIGSYS_BIT);
     take_turn(own);
     DEPTH.store(1, Ordering::Relaxed);
     if is_filtered && ask(channel, ASK_FILTERS) != GRANTED {
-        // Filters of the program's own: neither it nor its child may make system calls for us. The supervisor has
-        // let go of the program before it answered.
+        // Filters of the program's own: neither it nor its child may make system calls for us from here on. The
+        // supervisor has let go of the program before it answered.
         STATE.store(state::RELEASED, Ordering::Relaxed);
+        system::restore_signals(mask);
         return;
     }
     let may_call = if is_filtered { state::MAY_CALL } else { 0 };
     STATE.store(may_call, Ordering::Relaxed);
-    // No handler of the program's may run until its child is there, and make system calls.
-    MASK.store(system::block_signals_but(SIGSYS_BIT), Ordering::Relaxed);
+    MASK.store(mask, Ordering::Relaxed);
     if MANAGED.load(Ordering::SeqCst) != 0 {
         arm();
     }
@@ -224,14 +227,16 @@ pub fn end_in_parent() {
         }
         return;
     }
-    if !is_released {
-        system::restore_signals(MASK.load(Ordering::Relaxed));
-    }
+    let mask = MASK.load(Ordering::Relaxed);
     // SeqCst: a thread that waits either sees this, or is seen.
     FORKING.store(0, Ordering::SeqCst);
     TURN.fetch_add(1, Ordering::SeqCst);
     if WAITERS.load(Ordering::SeqCst) != 0 {
         futex::wake(&TURN, 1);
+    }
+    // Last: a handler that waits may fork.
+    if !is_released {
+        system::restore_signals(mask);
     }
 }
 

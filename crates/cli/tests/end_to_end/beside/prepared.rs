@@ -1,7 +1,7 @@
 //! Forks that the programs' library prepares, as the kernel reports none: without any capability, and beside root's.
 
 use crate::support::{
-    LEAST_RESIDENT, Limits, MIB, Program, STRANGER, Stage, compiled, compiled_by, python,
+    LEAST_RESIDENT, Limits, MIB, Program, STRANGER, Stage, compiled, compiled_by, memfold, python,
     short_or_long,
 };
 use std::time::Duration;
@@ -113,6 +113,26 @@ fn children_forked_beside_moves_see_one_moment() {
         let outcome = prepared("departures", &[mode, "24", "1"]).run(Limits::Resident(16 * MIB));
         outcome.assert_success();
         assert_eq!(outcome.text(), format!("{mode} ok\n"));
+    }
+}
+
+/// Under a filter that memfold has, too, a fork asks the supervisor first, which takes longer.
+#[test]
+fn a_signals_handler_may_fork_at_any_moment_of_a_fork() {
+    beside!(&["cc"]);
+    let path = compiled("alarmfork", &["alarmfork.c"], &[]);
+    let run = ["run", "--resident", "16M", "--prepare-forks", "--"];
+    let under_filter = Program::new(&path)
+        .args(["under".as_ref(), memfold().as_os_str()])
+        .args(run)
+        .arg(&path)
+        .args(["24", "100"])
+        .timeout(Duration::from_secs(60))
+        .run(Limits::None);
+    let without = prepared("alarmfork", &["24", "100"]).run(Limits::Resident(16 * MIB));
+    for outcome in [under_filter, without] {
+        outcome.assert_success();
+        assert_eq!(outcome.text(), "alarmfork ok\n", "{}", outcome.errors);
     }
 }
 
