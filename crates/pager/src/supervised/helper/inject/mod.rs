@@ -26,6 +26,7 @@ use image::{Access, Fixup, Image, Segment};
 pub(crate) use late::Haste;
 use lead::Forks;
 use memfold_sys::PAGE_SIZE;
+use memfold_sys::deadline;
 use memfold_sys::hello::{FORK_ENTRY, Filters, READY, STARTS_LATE_AT, brought};
 use memfold_sys::privilege;
 use memfold_sys::process::{MapsLine, Process, own_filters};
@@ -153,7 +154,7 @@ impl Attacher {
                 started => return started,
             }
         }
-        let leads_forks = self.group.resources.prepares_forks() && !is_made_by_go(process);
+        let leads_forks = self.group.resources.prepares_forks() && !is_made_by_go(process)?;
         // A child whose parent has ended is known by its descent alone.
         if leads_forks && !process.descends_from_here()? {
             return Err(AttachError::ForksUnseen);
@@ -453,16 +454,23 @@ fn stop(process: &Arc<Process>, thread: i32, patience: Duration) -> Result<Trace
     Ok(tracee)
 }
 
-fn is_made_by_go(process: &Process) -> bool {
+/// Whether Go's linker made what the process executes now, which may be on a file system that does not answer.
+fn is_made_by_go(process: &Arc<Process>) -> Result<bool, AttachError> {
     /// Headers and notes are in it.
     const HEAD: u64 = 1 << 16;
-    let read = || -> io::Result<Vec<u8>> {
+    /// Longer keeps other programs from being attached.
+    const PATIENCE: Duration = Duration::from_millis(500);
+    let user = process.user().map_err(|_| AttachError::Gone)?;
+    let process = process.clone();
+    let read = move || -> io::Result<Vec<u8>> {
         let mut head = Vec::new();
         let file = process.open_file("exe")?;
         file.take(HEAD).read_to_end(&mut head)?;
         Ok(head)
     };
-    read().is_ok_and(|head| image::is_go(&head))
+    let read = deadline::within(user, PATIENCE, read);
+    let head = read.ok_or_else(|| io::Error::other("its executable cannot be read in time"))?;
+    Ok(head.is_ok_and(|head| image::is_go(&head)))
 }
 
 fn map_segment(
