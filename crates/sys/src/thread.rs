@@ -1,6 +1,7 @@
 //! The supervisor's threads: placement, and the robust futexes that outlive them.
 
 use crate::futex::WAITERS;
+use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::io;
 use std::num::NonZeroU64;
@@ -195,6 +196,24 @@ fn schedule(thread: u32, nice: i32, slice: Duration, flags: u64) -> bool {
 /// The calling thread's nice value; 0 if a seccomp filter hides it.
 pub fn nice() -> i32 {
     rustix::process::getpriority_process(None).unwrap_or(0)
+}
+
+/// Has another process's thread run as an ordinary one, at its nice value, on the CPUs of the calling thread, whatever the
+/// thread was that made it. Best effort: other users' threads take `CAP_SYS_NICE`, and a cpuset may have none of these CPUs.
+pub fn make_ordinary(thread: i32) {
+    let no_priority = 0i32;
+    let policy = libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK;
+    // SAFETY: the structure is a number for the kernel, and live. (In musl the function always fails.)
+    unsafe {
+        libc::syscall(
+            libc::SYS_sched_setscheduler,
+            thread,
+            policy,
+            &raw const no_priority,
+        )
+    };
+    let cpus = sched_getaffinity(None);
+    let _ = cpus.and_then(|cpus| sched_setaffinity(Pid::from_raw(thread), &cpus));
 }
 
 /// Sets the nice value of another process's thread (best effort, as above). What it forks does not have it.

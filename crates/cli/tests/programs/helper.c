@@ -13,6 +13,7 @@
  *   helper late MEGABYTES      the same, when much of it is out: from then on it stays in
  *   helper privileges MEGABYTES  becomes another user, and counts the threads with capabilities
  *   helper effective MEGABYTES  the same in a child, forked while the effective user alone is another one
+ *   helper ordinary MEGABYTES  has a child of a real-time thread on one CPU look at how its helper is scheduled
  *   helper mounts MEGABYTES    enters the mount namespace of a child
  *
  * MISMATCH on stdout, and a status that is not 0, where a page is wrong. */
@@ -144,32 +145,75 @@ static void look_at_thread(const char *thread)
         must(users[index] == 0, "a thread is root's");
 }
 
-static void give_up_privileges(void)
+/* Returns how many threads there are. */
+static int look_at_threads(void (*look)(const char *))
 {
-    must(setresuid(65534, 65534, 65534), "setresuid");
-    must(prctl(PR_SET_DUMPABLE, 1), "dumpable");
     DIR *directory = opendir("/proc/self/task");
     struct dirent *entry;
     int threads = 0;
     while (directory && (entry = readdir(directory)))
         if (entry->d_name[0] != '.') {
-            look_at_thread(entry->d_name);
+            look(entry->d_name);
             threads++;
         }
+    must(!directory || closedir(directory), "the threads");
+    return threads;
+}
+
+static void give_up_privileges(void)
+{
+    must(setresuid(65534, 65534, 65534), "setresuid");
+    must(prctl(PR_SET_DUMPABLE, 1), "dumpable");
+    int threads = look_at_threads(look_at_thread);
     say(threads > 1 ? "privileges ok\n" : "FAILED: no helper\n");
+}
+
+static void have_child_do(void (*work)(void))
+{
+    pid_t child = fork();
+    if (child == 0) {
+        work();
+        _exit(0);
+    }
+    int status = -1;
+    must(child < 0 || waitpid(child, &status, 0) != child || status != 0, "a child");
 }
 
 /* The child is root by its real and its saved user. */
 static void give_up_privileges_in_child(void)
 {
     must(setresuid((uid_t)-1, 65534, (uid_t)-1), "an effective user");
-    pid_t child = fork();
-    if (child == 0) {
-        give_up_privileges();
-        _exit(0);
-    }
-    int status = -1;
-    must(child < 0 || waitpid(child, &status, 0) != child || status != 0, "a child");
+    have_child_do(give_up_privileges);
+}
+
+static cpu_set_t cpus_at_first;
+
+static void look_at_schedule(const char *thread)
+{
+    pid_t other = atoi(thread);
+    cpu_set_t cpus;
+    if (other == getpid())
+        return;
+    must(sched_getscheduler(other) != (SCHED_OTHER | SCHED_RESET_ON_FORK), "an ordinary thread");
+    must(sched_getaffinity(other, sizeof cpus, &cpus), "CPUs");
+    must(!CPU_EQUAL(&cpus, &cpus_at_first), "the CPUs that memfold has");
+}
+
+static void look_at_schedules(void)
+{
+    say(look_at_threads(look_at_schedule) > 1 ? "ordinary ok\n" : "FAILED: no helper\n");
+}
+
+static void fork_in_real_time(void)
+{
+    struct sched_param lowest = {.sched_priority = 1};
+    cpu_set_t one;
+    must(sched_getaffinity(0, sizeof cpus_at_first, &cpus_at_first), "CPUs");
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    must(sched_setaffinity(0, sizeof one, &one), "one CPU");
+    must(sched_setscheduler(0, SCHED_FIFO, &lowest), "real time");
+    have_child_do(look_at_schedules);
 }
 
 static void enter_mounts(void)
@@ -247,6 +291,8 @@ int main(int count, char **arguments)
         give_up_privileges();
     } else if (!strcmp(mode, "effective")) {
         give_up_privileges_in_child();
+    } else if (!strcmp(mode, "ordinary")) {
+        fork_in_real_time();
     } else if (!strcmp(mode, "mounts")) {
         enter_mounts();
     } else {

@@ -89,6 +89,13 @@ fn the_helper_keeps_no_privileges() {
     ends_well("effective", "1", "privileges");
 }
 
+/// It would get no time beside a real-time thread that is busy.
+#[test]
+fn the_helper_is_an_ordinary_thread_where_memfold_may_run() {
+    beside!(&["cc"]);
+    ends_well("ordinary", "1", "ordinary");
+}
+
 #[test]
 fn a_program_can_enter_a_mount_namespace() {
     beside!(&["cc"]);

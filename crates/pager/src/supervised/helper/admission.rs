@@ -32,7 +32,7 @@ use memfold_sys::hello::{Hello, Layout, MAGIC, TOKEN, Welcome};
 use memfold_sys::owned_uffd::borrow;
 use memfold_sys::privilege;
 use memfold_sys::process::{self, Inspector};
-use memfold_sys::thread::set_nice_of;
+use memfold_sys::thread::{make_ordinary, set_nice_of};
 use memfold_sys::uffd;
 use memfold_sys::{Errno, socket};
 use std::io;
@@ -102,6 +102,11 @@ impl Acceptor {
         let admitted = inspector.and_then(|inspector| {
             prove(&space, &inspector, &layout, &trash)?;
             space.helper.store(hello.thread as u32, Ordering::Relaxed);
+            // What was proved took time: the number of a thread that has ended may be another process's by now.
+            if peer.process.state(thread).is_some() {
+                // Beside a busy real-time thread that made it, on a CPU of its own, it would get no time.
+                make_ordinary(thread);
+            }
             if user == process::own_user() {
                 // Its commands are short and make room: it must not queue behind threads that wait for room.
                 set_nice_of(thread, -10);
