@@ -17,8 +17,8 @@ use zsmalloc::{ObjectWord, PageSource, Relocate};
 use crate::{
     PAGE_SIZE,
     config::BlockShape,
-    entry::{Location, Position, TierKind, wrong_entry},
-    error::StoreError,
+    entry::{Entry, Location, Position, TierKind, wrong_entry},
+    error::{LoadError, StoreError},
     migrator::Migrator,
     page::Page,
     scratch::Scratch,
@@ -29,7 +29,7 @@ use crate::{
     sync::{
         MutexGuard,
         atomic::Ordering::{self, Relaxed},
-        lock,
+        lock, pause, try_lock,
     },
     tier::{Placed, slot_of},
 };
@@ -39,6 +39,13 @@ const BATCH: usize = 64;
 /// The same where they may go to other machines. More share a round trip, with several machines at
 /// once.
 const REMOTE_BATCH: usize = 256;
+
+/// Times that a load looks whether its page has moved before it waits for all that move with it. The later
+/// ones follow after pauses: all together take a tenth of a second.
+const MOVING_POLLS: u32 = 200;
+/// Times that write-back looks whether loads still wait for the migrator that it has given up. More give them
+/// more time to take it, and delay who waits for room.
+const PASSING_POLLS: u32 = 110;
 
 /// The outcome of a migration.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -225,6 +232,59 @@ impl<S: PageSource> SwapSpace<S> {
         self.migrator_wanted.fetch_add(1, Relaxed);
         let migrator = lock(&self.migrator);
         self.migrator_wanted.fetch_sub(1, Relaxed);
+        migrator
+    }
+
+    /// Gives the migrator to loads that wait for it, and takes it again.
+    fn pass_to_loads<'a>(&'a self, migrator: MutexGuard<'a, Migrator>) -> MutexGuard<'a, Migrator> {
+        let are_waiting = || self.loads_waiting.load(Relaxed) > 0;
+        if !are_waiting() {
+            return migrator;
+        }
+        drop(migrator);
+        // The lock is not fair.
+        (0..PASSING_POLLS)
+            .take_while(|_| are_waiting())
+            .for_each(pause);
+        self.wanted_migrator()
+    }
+
+    /// Reads a page whose data and annex word do not match, as it is moving, or damaged: again until it has
+    /// moved, or, reliably, while no page moves. A move takes little time, but its thread may be preempted;
+    /// the batches that follow may take long.
+    pub(crate) fn read_beside_moves(
+        &self,
+        slot: Slot,
+        out: &mut Page,
+        scratch: &mut Scratch,
+        patience: Patience,
+    ) -> Result<Entry, LoadError> {
+        let mut polls = 0;
+        let migrator = loop {
+            match try_lock(&self.migrator) {
+                Some(migrator) => break migrator,
+                None if polls == MOVING_POLLS => break self.migrator_for_load(),
+                None => pause(polls),
+            }
+            polls += 1;
+            let found = self.read(slot, out, scratch, patience);
+            if !matches!(found, Err(LoadError::Corrupt { .. })) {
+                return found;
+            }
+        };
+        let found = self.read(slot, out, scratch, patience.without_waiting());
+        drop(migrator);
+        match found {
+            Err(LoadError::Tier { .. }) => self.read(slot, out, scratch, patience),
+            found => found,
+        }
+    }
+
+    /// The migrator for a load, for which write-back gives it up, too.
+    fn migrator_for_load(&self) -> MutexGuard<'_, Migrator> {
+        self.loads_waiting.fetch_add(1, Relaxed);
+        let migrator = self.wanted_migrator();
+        self.loads_waiting.fetch_sub(1, Relaxed);
         migrator
     }
 

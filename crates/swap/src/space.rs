@@ -22,7 +22,7 @@ use crate::{
     scratch::Scratch,
     slot::{CLUSTER_SLOTS, Slot},
     source::SharedSource,
-    sync::{Mutex, atomic::AtomicUsize, lock},
+    sync::{Mutex, atomic::AtomicUsize},
     table::SwapTable,
     tier::{BlockTier, CompressedTier, SameFilledTier, Stored, Tier, UncompressedTier},
 };
@@ -72,6 +72,8 @@ pub struct SwapSpace<S: PageSource> {
     pub(crate) blocks_for_room: BlockShape,
     /// Threads that wait for the migrator, for which scans give it up.
     pub(crate) migrator_wanted: AtomicUsize,
+    /// Loads among them, for which write-back gives it up, too.
+    pub(crate) loads_waiting: AtomicUsize,
     pub(crate) block_saving: u64,
     pub(crate) counters: Counters,
     pub(crate) groups: Groups,
@@ -188,6 +190,7 @@ impl<S: PageSource + 'static> SwapSpace<S> {
             blocks_in_background: config.blocks,
             blocks_for_room: config.blocks_for_room,
             migrator_wanted: AtomicUsize::new(0),
+            loads_waiting: AtomicUsize::new(0),
             block_saving: config.block_saving.max(1),
             counters: Counters::new(shards),
             groups: Groups::new(shards),
@@ -210,7 +213,7 @@ pub(crate) enum Patience {
 
 impl Patience {
     /// The same for a caller that holds what others wait for.
-    fn without_waiting(self) -> Patience {
+    pub(crate) fn without_waiting(self) -> Patience {
         match self {
             Patience::Some | Patience::None => Patience::None,
             Patience::Near => Patience::Near,
@@ -338,14 +341,8 @@ impl<S: PageSource> SwapSpace<S> {
     ) -> Result<(), LoadError> {
         let mut found = self.read(slot, out, scratch, patience);
         if let Err(LoadError::Corrupt { .. }) = found {
-            // The page may be moving between two tiers that both use its annex word. No page moves
-            // while the lock is held, so this read is reliable.
-            let migrator = lock(&self.migrator);
-            found = self.read(slot, out, scratch, patience.without_waiting());
-            drop(migrator);
-            if let Err(LoadError::Tier { .. }) = found {
-                found = self.read(slot, out, scratch, patience);
-            }
+            // The page may be moving between two tiers that both use its annex word.
+            found = self.read_beside_moves(slot, out, scratch, patience);
         }
         match found {
             Ok(entry) => {

@@ -16,6 +16,17 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
+/// Locks `mutex`, ignoring poison, if it is free.
+#[cfg(not(loom))]
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    use std::sync::TryLockError;
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
 /// Pauses a thread that has checked `times` times before. Sleeps in the end, as a thread that only
 /// yields may starve one of lower priority.
 pub(crate) fn pause(times: u32) {

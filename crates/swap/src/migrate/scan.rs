@@ -165,6 +165,7 @@ impl<S: PageSource> SwapSpace<S> {
                 report.finished = true;
                 break;
             }
+            migrator = self.pass_to_loads(migrator);
         }
         report
     }

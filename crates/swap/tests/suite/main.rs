@@ -7,6 +7,7 @@ mod common;
 mod file;
 mod gather;
 mod groups;
+mod moving;
 mod oracle;
 mod remote;
 mod threads;
