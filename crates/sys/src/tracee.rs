@@ -24,7 +24,7 @@ mod x86_64;
 use x86_64::{Registers, SYSCALL, Sleep, Vectors};
 
 use crate::deadline;
-use crate::process::{MapsLine, Process, named_field, proc_text};
+use crate::process::{MapsLine, Process, proc_text};
 use std::fs::File;
 use std::io;
 use std::marker::PhantomData;
@@ -132,9 +132,7 @@ impl Tracee {
         // The thread is stopped, so it has not been ended by an `exec` before, and the file is of its memory.
         let mut registers = Registers::read(thread)?;
         sleep.resume(&mut registers);
-        if !has_signal(process, thread) {
-            registers.begin_anew();
-        }
+        registers.begin_anew();
         if is_in_sequence(thread, &memory)? {
             return Err(io::Error::from_raw_os_error(libc::EAGAIN));
         }
@@ -362,22 +360,6 @@ fn trace(request: impl Into<i64>, thread: i32, address: usize, data: usize) -> i
         return Err(io::Error::last_os_error());
     }
     Ok(())
-}
-
-/// Whether a signal waits that the thread does not block: a system call that has ended for it is not made again.
-fn has_signal(process: &Process, thread: i32) -> bool {
-    let Ok(status) = process.text(&format!("task/{thread}/status")) else {
-        return true;
-    };
-    let mask = |name: &str| {
-        let text = named_field(&status, name);
-        text.and_then(|text| u64::from_str_radix(text, 16).ok())
-    };
-    let (own, shared, blocked) = (mask("SigPnd"), mask("ShdPnd"), mask("SigBlk"));
-    match (own, shared, blocked) {
-        (Some(own), Some(shared), Some(blocked)) => (own | shared) & !blocked != 0,
-        _ => true,
-    }
 }
 
 /// Whether this process may trace its children: neither a filter nor Yama forbids it. (Some of them may not be traced all

@@ -8,19 +8,27 @@
  *   late user MEGABYTES    closes all descriptors and becomes another user before it grows
  *   late waits             is large, and waits for an event; an interruption would show
  *   late signals           the same, and a signal is to end the wait
+ *   late receives          the same for data on a socket with a timeout
+ *   late ring              the same for a completion of io_uring
+ *   late stopped           waits without an end, and one signal that comes while it is traced is to end that
  *
  * One line on stdout. */
 #define _GNU_SOURCE
 #include "stamp.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <linux/io_uring.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 
-enum { LARGE = 8192, STEPS = 8 };
+/* As few as are worth a helper at all: it is not started before the wait has begun. */
+enum { LARGE = 8192, WORTH = 1100, STEPS = 8 };
 
 static void end_unless(int is_right, const char *what)
 {
@@ -111,7 +119,7 @@ static void nothing(int signal)
 /* Longer than it takes until a sleeping thread is sent to start the helper. */
 static void waits(int by_signal)
 {
-    map_stamped(LARGE);
+    map_stamped(WORTH);
     struct epoll_event event;
     int queue = epoll_create1(0);
     if (by_signal) {
@@ -127,6 +135,79 @@ static void waits(int by_signal)
     double began = seconds_now();
     end_unless(epoll_wait(queue, &event, 1, 2500) == 0, "the wait");
     end_unless(seconds_now() - began > 2.4, "it was short");
+}
+
+static int is_traced(pid_t process)
+{
+    char path[64], text[4096] = "";
+    snprintf(path, sizeof path, "/proc/%d/status", (int)process);
+    int file = open(path, O_RDONLY);
+    ssize_t length = file < 0 ? -1 : read(file, text, sizeof text - 1);
+    close(file);
+    const char *tracer = length < 0 ? NULL : strstr(text, "TracerPid:");
+    return tracer && atoi(tracer + strlen("TracerPid:")) != 0;
+}
+
+static void stopped(void)
+{
+    enum { PATIENCE = 5 };
+    pid_t waiting = getpid();
+    int queue = epoll_create1(0);
+    signal(SIGUSR1, nothing);
+    pid_t child = fork();
+    if (child == 0) {
+        for (double began = seconds_now(); !is_traced(waiting);)
+            if (seconds_now() - began > PATIENCE)
+                _exit(1);
+        usleep(300);
+        kill(waiting, SIGUSR1);
+        sleep(PATIENCE);
+        kill(waiting, SIGKILL);
+        _exit(1);
+    }
+    map_stamped(WORTH);
+    struct epoll_event event;
+    end_unless(epoll_wait(queue, &event, 1, -1) < 0 && errno == EINTR, "the signal");
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+}
+
+static void receives(void)
+{
+    map_stamped(WORTH);
+    int pair[2];
+    char byte;
+    struct timeval patience = {2, 500000};
+    end_unless(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair), "the sockets");
+    end_unless(!setsockopt(pair[0], SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience), "the timeout");
+    double began = seconds_now();
+    end_unless(recv(pair[0], &byte, 1, 0) < 0 && errno == EAGAIN, "the wait");
+    end_unless(seconds_now() - began > 2.4, "it was short");
+}
+
+/* The completion is that of a timeout. */
+static void ring(void)
+{
+    map_stamped(WORTH);
+    struct io_uring_params parameters = {0};
+    int ring = (int)syscall(SYS_io_uring_setup, 1, &parameters);
+    end_unless(ring >= 0, "the ring");
+    char *words = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, ring, IORING_OFF_SQ_RING);
+    struct io_uring_sqe *entry =
+        mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, ring, IORING_OFF_SQES);
+    end_unless(words != MAP_FAILED && entry != MAP_FAILED, "the queues");
+    struct {
+        int64_t seconds, nanoseconds;
+    } patience = {2, 500000000};
+    entry->opcode = IORING_OP_TIMEOUT;
+    entry->fd = -1;
+    entry->addr = (uintptr_t)&patience;
+    entry->len = 1;
+    ((unsigned *)(words + parameters.sq_off.array))[0] = 0;
+    __atomic_store_n((unsigned *)(words + parameters.sq_off.tail), 1, __ATOMIC_RELEASE);
+    end_unless(syscall(SYS_io_uring_enter, ring, 1, 0, 0, NULL, 0) == 1, "the request");
+    long waited = syscall(SYS_io_uring_enter, ring, 0, 1, IORING_ENTER_GETEVENTS, NULL, 0);
+    end_unless(waited == 0, "the wait");
 }
 
 int main(int count, char **arguments)
@@ -147,6 +228,12 @@ int main(int count, char **arguments)
         spawns(pages);
     else if (!strcmp(mode, "user"))
         other_user(pages);
+    else if (!strcmp(mode, "receives"))
+        receives();
+    else if (!strcmp(mode, "ring"))
+        ring();
+    else if (!strcmp(mode, "stopped"))
+        stopped();
     else
         waits(!strcmp(mode, "signals"));
     say("%s ok\n", mode);

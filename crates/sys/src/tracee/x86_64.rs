@@ -37,25 +37,21 @@ impl Registers {
         trace(libc::PTRACE_SETREGS, thread, 0, place)
     }
 
-    /// Has a system call made again that a stop ends, as a signal would that has a handler, though the thread gets none.
-    /// (The kernel restarts others by itself. A timeout begins anew.)
+    /// Leaves to the kernel whether a system call that has ended with EINTR is made again, as it is for `pause`: a signal that
+    /// has a handler ends it, whenever that comes, and a stop alone does not. (A timeout begins anew.) So do `epoll_wait`,
+    /// sockets with a timeout, `io_uring_enter` and file systems by FUSE.
+    ///
+    /// None of these has done anything by then, as a call that has done a part returns that, but for `close`: the number may
+    /// be of another file now.
     pub(super) fn begin_anew(&mut self) {
-        const ENDED_BY_STOPS: [libc::c_long; 7] = [
-            libc::SYS_epoll_wait,
-            libc::SYS_epoll_pwait,
-            libc::SYS_epoll_pwait2,
-            libc::SYS_rt_sigtimedwait,
-            libc::SYS_semop,
-            libc::SYS_semtimedop,
-            libc::SYS_io_getevents,
-        ];
         const INTERRUPTED: u64 = -(libc::EINTR as i64) as u64;
+        /// `ERESTARTNOHAND`, as `linux/errno.h` has it.
+        const UNLESS_HANDLED: u64 = -514_i64 as u64;
         let registers = &mut self.0;
         let number = registers.orig_rax as i64;
-        if registers.rax == INTERRUPTED && ENDED_BY_STOPS.contains(&number) {
-            registers.rip -= SYSCALL.len() as u64;
-            registers.rax = registers.orig_rax;
-            registers.orig_rax = u64::MAX;
+        let is_in_call = number >= 0 && number != libc::SYS_close;
+        if is_in_call && registers.rax == INTERRUPTED {
+            registers.rax = UNLESS_HANDLED;
         }
     }
 

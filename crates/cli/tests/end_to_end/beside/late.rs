@@ -121,13 +121,36 @@ fn a_program_that_changed_its_user_is_late_all_the_same() {
     assert_was_out(&late(&["user", "620"], &[]));
 }
 
+/// The helper is started while the program waits.
+fn is_started_while(mode: &str) {
+    let outcome = late(&[mode], &[]);
+    assert!(outcome.number("processes") >= 2.0, "it got no helper");
+}
+
 #[test]
 fn waits_are_not_cut_short_as_a_helper_is_started() {
     beside!(&["cc", "sh"]);
     for mode in ["waits", "signals"] {
-        let outcome = late(&[mode], &[]);
-        assert!(outcome.number("processes") >= 2.0, "it got no helper");
+        is_started_while(mode);
     }
+}
+
+#[test]
+fn a_socket_with_a_timeout_is_waited_for_as_a_helper_is_started() {
+    beside!(&["cc", "sh"]);
+    is_started_while("receives");
+}
+
+#[test]
+fn a_completion_is_waited_for_as_a_helper_is_started() {
+    beside!(&["cc", "sh"]);
+    is_started_while("ring");
+}
+
+#[test]
+fn a_signal_ends_a_wait_as_a_helper_is_started() {
+    beside!(&["cc", "sh"]);
+    is_started_while("stopped");
 }
 
 #[test]
