@@ -23,6 +23,8 @@ mod x86_64;
 #[cfg(target_arch = "x86_64")]
 use x86_64::{Registers, SYSCALL, Sleep, Vectors};
 
+mod unfit;
+
 use crate::deadline;
 use crate::process::{MapsLine, Process, proc_text};
 use std::fs::File;
@@ -32,9 +34,7 @@ use std::mem::MaybeUninit;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// `PTRACE_GET_RSEQ_CONFIGURATION`, which libc has for glibc on x86-64 alone.
-const GET_RSEQ_CONFIGURATION: u32 = 0x420f;
+use unfit::{bit, catches, is_dispatched, is_in_sequence};
 
 /// Between two looks whether it has stopped: short at first, as most stops take microseconds.
 const NAPS: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
@@ -46,7 +46,7 @@ const CALL: Duration = Duration::from_secs(5);
 const EARLY: u32 = 100;
 
 /// All signals but `SIGTRAP`: one that the kernel forces on a thread that blocks it loses its handler.
-const ALL_BUT_TRAPS: u64 = !(1 << (libc::SIGTRAP - 1));
+const ALL_BUT_TRAPS: u64 = !bit(libc::SIGTRAP);
 
 /// How long reading or writing the program's memory may take: it may have mapped a file of its own FUSE server there.
 const MEMORY_PATIENCE: Duration = Duration::from_secs(2);
@@ -80,6 +80,8 @@ pub struct Tracee {
     registers: Registers,
     vectors: Vectors,
     mask: u64,
+    /// Signals that are blocked while it is stopped.
+    blocked: u64,
     /// Address of a system call instruction in the program.
     syscall: u64,
     /// Not `Send`: see the module.
@@ -93,7 +95,8 @@ impl Tracee {
     /// `EPERM` where this process may not trace that one, or another does; `ETIMEDOUT` if the thread could not be
     /// stopped in time (it is in a system call that nothing interrupts, as the parent of a `vfork` is): then it
     /// stays traced until this thread ends; `EAGAIN` where it stopped in a sequence that must not be interrupted
-    /// (`rseq`); `ENOEXEC` if it runs 32-bit code, or no system call instruction is found; `ESRCH` if it is gone.
+    /// (`rseq`); `EOPNOTSUPP` where its system calls are dispatched to the program; `ENOEXEC` if it runs 32-bit code, or no
+    /// system call instruction is found; `ESRCH` if it is gone.
     pub fn stop(process: &Arc<Process>, thread: i32, patience: Duration) -> io::Result<Tracee> {
         let sleep = Sleep::look(process, thread);
         trace(libc::PTRACE_SEIZE, thread, 0, 0)?;
@@ -136,6 +139,13 @@ impl Tracee {
         if is_in_sequence(thread, &memory)? {
             return Err(io::Error::from_raw_os_error(libc::EAGAIN));
         }
+        let mut blocked = ALL_BUT_TRAPS;
+        match is_dispatched(thread, &memory)? {
+            Some(true) => return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
+            // If it is, the first call stops the thread by this signal, which does not reach the handler then.
+            None if catches(process, libc::SIGSYS) => blocked &= !bit(libc::SIGSYS),
+            Some(false) | None => {}
+        }
         let mut mask = 0u64;
         let place = (&raw mut mask) as usize;
         trace(libc::PTRACE_GETSIGMASK, thread, MASK_BYTES, place)?;
@@ -147,6 +157,7 @@ impl Tracee {
             registers,
             vectors: Vectors::read(thread)?,
             mask,
+            blocked,
             _thread: PhantomData,
         })
     }
@@ -159,7 +170,7 @@ impl Tracee {
             0,
             libc::PTRACE_O_EXITKILL as usize,
         )?;
-        set_mask(self.thread, ALL_BUT_TRAPS)
+        set_mask(self.thread, self.blocked)
     }
 
     /// Has the thread make a system call.
@@ -302,39 +313,6 @@ impl Drop for Tracee {
         let _ = trace(libc::PTRACE_SETOPTIONS, self.thread, 0, 0);
         detach(self.thread);
     }
-}
-
-/// Whether the thread is in a restartable sequence, which the kernel would not abort if it goes on elsewhere and comes
-/// back. Between two of them the pointer to one may still be set: then the answer is yes, too.
-fn is_in_sequence(thread: i32, memory: &Memory) -> io::Result<bool> {
-    /// As `linux/ptrace.h` has it.
-    #[repr(C)]
-    #[derive(Default)]
-    struct Configuration {
-        area: u64,
-        size: u32,
-        signature: u32,
-        flags: u32,
-        padding: u32,
-    }
-    /// Where in the area the pointer is.
-    const POINTER: u64 = 8;
-    let mut found = Configuration::default();
-    let place = (&raw mut found) as usize;
-    let size = size_of::<Configuration>();
-    match trace(GET_RSEQ_CONFIGURATION, thread, size, place) {
-        Ok(()) => {}
-        // The kernel knows none (before Linux 5.13, or built without).
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL)) => {
-            return Ok(false);
-        }
-        Err(error) => return Err(error),
-    }
-    if found.area == 0 {
-        return Ok(false);
-    }
-    let pointer = memory.read(found.area.wrapping_add(POINTER), size_of::<u64>())?;
-    Ok(pointer.iter().any(|byte| *byte != 0))
 }
 
 fn set_mask(thread: i32, mask: u64) -> io::Result<()> {

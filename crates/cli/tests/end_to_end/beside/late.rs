@@ -165,3 +165,22 @@ fn a_late_program_under_a_tracer_starts_its_helper_itself() {
         assert_was_out(&outcome);
     }
 }
+
+/// As those of Windows programs under Wine.
+#[test]
+fn a_thread_whose_calls_the_program_handles_is_left_alone() {
+    beside!(&["cc", "sh"]);
+    for mode in ["blocks", "allows"] {
+        let outcome = Program::new("sh")
+            .args(["-c", "sleep 0.1; \"$0\" \"$@\"; exit $?"])
+            .arg(compiled("dispatched", &["dispatched.c"], &[]))
+            .arg(mode)
+            .run(LIMIT);
+        outcome.assert_success();
+        assert_eq!(outcome.text(), format!("{mode} ok\n"));
+        if mode == "allows" {
+            assert_none_named(&outcome);
+            assert!(outcome.number("processes") >= 2.0, "it got no helper");
+        }
+    }
+}

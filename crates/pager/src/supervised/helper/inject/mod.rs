@@ -56,6 +56,12 @@ pub enum AttachError {
         "it filters its own system calls (seccomp), so memfold makes none in its name; start it with memfold run"
     )]
     Filtered,
+    /// The kernel dispatches its system calls to itself.
+    #[error(
+        "it handles the system calls of its threads itself (PR_SET_SYSCALL_USER_DISPATCH), as Wine may have it, so memfold makes \
+         none in its name; try again while it sleeps"
+    )]
+    Dispatched,
     /// It may fork in a way that is not known, and the kernel does not report forks to this process.
     #[error(
         "memfold would not see it fork, as it has several threads, or makes the system call in a way that memfold does not \
@@ -424,7 +430,9 @@ fn by_one_of<T: Send>(
             ended.unwrap_or_else(|_| Err(io::Error::other("the tracing thread failed").into()))
         });
         match outcome {
-            Err(error @ (AttachError::Busy | AttachError::Gone)) => last = error,
+            Err(error @ (AttachError::Busy | AttachError::Dispatched | AttachError::Gone)) => {
+                last = error;
+            }
             outcome => return outcome,
         }
     }
@@ -439,6 +447,7 @@ fn stop(process: &Arc<Process>, thread: i32, patience: Duration) -> Result<Trace
             Some(libc::EPERM | libc::EACCES) => AttachError::NotPermitted,
             Some(libc::ENOEXEC) => AttachError::NotSixtyFourBit,
             Some(libc::ETIMEDOUT | libc::EAGAIN) => AttachError::Busy,
+            Some(libc::EOPNOTSUPP) => AttachError::Dispatched,
             Some(libc::ESRCH) => AttachError::Gone,
             _ => error.into(),
         })?;
