@@ -6,11 +6,11 @@
 //! register that functions return numbers in has the result of [`enter`]; the supervisor puts the registers back.
 
 use crate::fork::join_late;
-use crate::start::{BEACON, EXECUTED, WAITING_PROCESS, is_sandboxed, start};
+use crate::start::{BEACON, EXECUTED, IS_LOADED, WAITING_PROCESS, is_sandboxed, start};
 use crate::state::{HAS_FORK_SITES, IS_BROUGHT, REFUSED};
 use crate::system;
 use core::sync::atomic::Ordering;
-use memfold_sys::hello::brought;
+use memfold_sys::hello::{TOO_EARLY, brought};
 
 /// Starts the helper, as the loader's call does. Where no loader made that, there is nothing to tell the program's C
 /// library, if it has one: the kernel reports forks, and children are sent here later, or the program's code was changed
@@ -19,14 +19,18 @@ extern "C" fn enter(how: u64) -> u32 {
     if how == brought::INHERITED {
         return if is_sandboxed() { REFUSED } else { join_late() };
     }
+    if how == brought::BY_LOADER && IS_LOADED.load(Ordering::Relaxed) == 0 {
+        return TOO_EARLY;
+    }
     let waiting = WAITING_PROCESS.load(Ordering::Relaxed);
     let may_start = match how {
         brought::BY_SUPERVISOR | brought::WITH_FORK_SITES => true,
-        // Else the loader has not called it, or not even relocated it.
+        // Else it has, or had, a helper, or may have none.
         brought::BY_LOADER => waiting == EXECUTED,
         // Else it has the memory of another process, or a copy that no handler saw.
         _ => waiting == system::own_process(),
     };
+    IS_LOADED.store(1, Ordering::Relaxed);
     IS_BROUGHT.store(u32::from(how == brought::BY_SUPERVISOR), Ordering::Relaxed);
     // It stays so in what is forked.
     HAS_FORK_SITES.fetch_or(

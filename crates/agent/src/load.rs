@@ -2,7 +2,7 @@
 
 use crate::fork;
 use crate::rendezvous::starts_late;
-use crate::start::{EXECUTED, WAITING_PROCESS, is_sandboxed, start};
+use crate::start::{EXECUTED, IS_LOADED, WAITING_PROCESS, is_sandboxed, start};
 use core::sync::atomic::Ordering;
 
 /// Called by the loader before the program's own code.
@@ -16,6 +16,7 @@ extern "C" fn load() {
     } else if !is_sandboxed() {
         start(0, None);
     }
+    IS_LOADED.store(1, Ordering::Relaxed);
 }
 
 #[cfg(feature = "standalone")]

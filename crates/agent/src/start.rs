@@ -15,6 +15,9 @@ pub static BEACON: AtomicUsize = AtomicUsize::new(0);
 /// End of the stack on which this program's threads fork, where forks are prepared.
 pub static FORK_STACK_TOP: AtomicUsize = AtomicUsize::new(0);
 
+/// 1 once the loader has called the library, or the supervisor has brought it.
+pub static IS_LOADED: AtomicU32 = AtomicU32::new(0);
+
 /// Which process does without a helper as yet: [`EXECUTED`], or the PID of one that was forked; 0 if none does. A process
 /// that shares this memory (the child of a `vfork`), or has a copy that no handler saw (of a raw `clone`), is neither.
 pub static WAITING_PROCESS: AtomicU32 = AtomicU32::new(0);

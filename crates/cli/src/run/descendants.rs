@@ -259,8 +259,9 @@ impl Descendants {
         let is_late = elapsed >= ATTACHMENT;
         match attachments.take_failure(pid) {
             None if !is_late => None,
-            // A child forked from a held program has its helper before that is connected.
-            Some(AttachError::Held) if !is_late => {
+            // A child forked from a held program has its helper before that is connected; one that uses its parent's memory
+            // executes a program soon.
+            Some(AttachError::Held | AttachError::Busy) if !is_late => {
                 attachments.begin(pid);
                 None
             }

@@ -1,6 +1,6 @@
 //! What the threads of a process do, as far as `/proc` tells.
 
-use super::{Process, stat_field};
+use super::{Process, is_fork, stat_field};
 use std::io::{self, Read};
 
 /// A thread at the moment at which it was looked at.
@@ -97,6 +97,23 @@ impl Process {
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(false),
             shares_or_unknown => shares_or_unknown,
         }
+    }
+
+    /// Whether it may use its parent's memory: where `kcmp` does not tell, one that executed no program may as long as a
+    /// thread of its parent waits in the kernel, as that of a `vfork` does.
+    pub fn may_share_memory_with_parent(&self) -> bool {
+        let has_waiting_thread = |parent: &Process| {
+            let mut threads = parent.threads().into_iter();
+            threads.any(|thread| parent.state(thread) == Some('D'))
+        };
+        let parent_waits = || {
+            let parent = self.parent().and_then(|parent| Process::open(parent).ok());
+            parent.as_ref().is_some_and(has_waiting_thread)
+        };
+        is_fork(self.pid())
+            && self
+                .shares_memory_with_parent()
+                .unwrap_or_else(|_| parent_waits())
     }
 
     /// Whether one of its threads waits for a child that uses the same memory, as the parent of a `vfork` does.

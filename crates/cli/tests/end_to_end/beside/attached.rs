@@ -174,3 +174,28 @@ fn an_attached_program_has_no_descriptor_more() {
     let held = with(&[memfold, "run", "--limit", "64M", "--"]);
     assert_eq!(held, native.replace("Threads:\t1\n", "Threads:\t2\n"));
 }
+
+/// As `su-exec` does, and a static program that starts others; what they execute has the library by its loader.
+#[test]
+fn a_program_that_executes_another_as_it_is_attached_has_one_library() {
+    beside!(&["cc", "sh"]);
+    let script = "for i in $(seq 60); do \"$0\" executes $((i * 3000)) \"$1\" & all=\"$all $!\"; done; \
+                  for i in $(seq 4); do \"$0\" spawns $((i * 20000)) /bin/true & all=\"$all $!\"; done; \
+                  for one in $all; do wait $one || exit 1; done";
+    let outcome = Program::new("sh")
+        .args(["-c", script])
+        .arg(compiled("before", &["becomes.c"], &["-static", "-DBEFORE"]))
+        .arg(compiled("becomes", &["becomes.c"], &[]))
+        .run(Limits::Resident(512 * MIB));
+    outcome.assert_success();
+    let text = outcome.text();
+    let copies: Vec<u32> = text.lines().map(|line| line.parse().unwrap()).collect();
+    assert_eq!(copies.len(), 64, "{text}");
+    assert!(copies.iter().all(|copies| *copies <= 1), "{copies:?}");
+    assert_eq!(
+        outcome.number("processes_unmanaged"),
+        0.0,
+        "{}",
+        outcome.errors
+    );
+}

@@ -84,7 +84,10 @@ impl Library {
     ) -> Result<(), AttachError> {
         let place = Place::reserve(process, tracee, 0)?;
         let entered = self.enter(tracee, image, &place.stack);
-        if matches!(entered, Ok(()) | Err(AttachError::Refused)) {
+        if matches!(
+            entered,
+            Ok(()) | Err(AttachError::Busy | AttachError::Refused)
+        ) {
             place.free(tracee);
         }
         // Else a helper may come to run, and uses what is on the stack.

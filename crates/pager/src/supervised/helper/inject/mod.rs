@@ -7,6 +7,7 @@
 //! Another thread of the program may have taken the descriptor's number meanwhile, so the program may have mapped
 //! another file: what it mapped is compared with the library before anything of it runs.
 
+mod confirm;
 mod detach;
 mod fork_sites;
 mod forked;
@@ -27,7 +28,7 @@ pub(crate) use late::Haste;
 use lead::Forks;
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::deadline;
-use memfold_sys::hello::{FORK_ENTRY, Filters, READY, STARTS_LATE_AT, brought};
+use memfold_sys::hello::{FORK_ENTRY, Filters, READY, STARTS_LATE_AT, TOO_EARLY, brought};
 use memfold_sys::privilege;
 use memfold_sys::process::{MapsLine, Process, own_filters};
 use memfold_sys::raw::nr;
@@ -150,13 +151,14 @@ impl Attacher {
             return Err(AttachError::Held);
         }
         self.library.examine(process)?;
-        if let Some(start) = self.library.find(process)? {
+        let found = self.library.find(process)?;
+        if let Some(start) = found {
             if self.is_forked_unseen(process, start) {
                 return self.join(process, start, Haste::Interrupts);
             }
             match self.library.start_loaded(process, start, Haste::Interrupts) {
-                // It was let go before.
-                Err(AttachError::Refused) => {}
+                // The library that is left where a helper was let go starts none.
+                Err(AttachError::Refused) if self.group.released.covers(process) => {}
                 started => return started,
             }
         }
@@ -166,15 +168,16 @@ impl Attacher {
             return Err(AttachError::ForksUnseen);
         }
         self.guests.invite(process);
-        self.group.released.remove(process);
-        let injected = self.library.inject(process, leads_forks);
+        let injected = self.library.inject(process, leads_forks, found);
         let injected = injected.map(|start| {
             // Else it stays when the program is let go, as where a loader brought it: forks come into it.
             if !leads_forks {
                 self.guests.note_library(process, start);
             }
         });
-        self.invited(process, injected)
+        self.invited(process, injected)?;
+        self.group.released.remove(process);
+        Ok(())
     }
 
     /// What became of a process that was invited: where no helper came, the invitation is taken back.
@@ -242,10 +245,16 @@ impl Library {
         &self.file
     }
 
-    /// Brings the library into a program and starts its helper. Takes some milliseconds; the program's other threads run
-    /// on. Returns where the library is.
-    fn inject(&self, process: &Arc<Process>, leads_forks: bool) -> Result<u64, AttachError> {
+    /// Brings the library into a program, where it was `found` or not, and starts its helper. Takes some milliseconds; the
+    /// program's other threads run on. Returns where the library is.
+    fn inject(
+        &self,
+        process: &Arc<Process>,
+        leads_forks: bool,
+        found: Option<u64>,
+    ) -> Result<u64, AttachError> {
         by_any_thread(process, |tracee| {
+            self.confirm(process, found)?;
             let forks = leads_forks.then(|| self.find_forks(process, tracee));
             self.inject_by(process, tracee, forks.transpose()?)
         })
@@ -379,6 +388,7 @@ impl Library {
         // Half of the register.
         match tracee.run(entry, stack.end, ADMISSION)? as u32 {
             READY => Ok(()),
+            TOO_EARLY => Err(AttachError::Busy),
             _ => Err(AttachError::Refused),
         }
     }
