@@ -62,7 +62,7 @@ impl Registers {
 
     /// With them the thread makes a system call by the instruction at `place`.
     pub(super) fn to_call(mut self, place: u64, number: usize, arguments: [u64; 6]) -> Registers {
-        self.program_counter = place;
+        self.jump(place);
         self.general[..6].copy_from_slice(&arguments);
         self.general[NUMBER] = number as u64;
         self
@@ -70,14 +70,20 @@ impl Registers {
 
     /// With them the thread runs from `entry` on a stack that ends at `stack_top`, as a function with one argument.
     pub(super) fn to_enter(mut self, entry: u64, stack_top: u64, argument: u64) -> Registers {
-        /// Of the processor state: a guarded page would take this for an indirect branch (BTI).
-        const BRANCH_TYPE: u64 = 3 << 10;
-        self.program_counter = entry;
+        self.jump(entry);
         self.general[0] = argument;
         self.stack_pointer = stack_top;
-        self.state &= !BRANCH_TYPE;
         self.general[FRAME] = 0;
         self
+    }
+
+    /// With them the thread goes on there, wherever it was stopped.
+    fn jump(&mut self, place: u64) {
+        /// Of the processor state, right after an indirect branch: a guarded page (BTI) takes none but at its landing pads, and
+        /// that of the vDSO may be one.
+        const BRANCH_TYPE: u64 = 3 << 10;
+        self.program_counter = place;
+        self.state &= !BRANCH_TYPE;
     }
 
     /// The address of the next instruction.
@@ -226,6 +232,24 @@ fn write_set(thread: i32, set: usize, place: *const u8, length: usize) -> io::Re
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_branch_is_under_way_where_a_thread_is_sent() {
+        const AFTER_CALL: u64 = 2 << 10;
+        const CARRY: u64 = 1 << 29;
+        let registers = Registers {
+            general: [7; 31],
+            stack_pointer: 0x8000,
+            program_counter: 0x4000,
+            state: AFTER_CALL | CARRY,
+        };
+        for sent in [
+            registers.to_call(0x5000, 172, [0; 6]),
+            registers.to_enter(0x5000, 0x9000, 1),
+        ] {
+            assert_eq!((sent.program_counter, sent.state), (0x5000, CARRY));
+        }
+    }
 
     #[test]
     fn a_relative_sleep_is_told_from_others() {
