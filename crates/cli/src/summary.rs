@@ -76,6 +76,7 @@ fn memory(name: &str, statistics: &Statistics) -> String {
             0..1_000_000 => "for a moment".to_owned(),
             time => format!("for {}", duration(time)),
         };
+        let limit = bytes(statistics.exceeded_limit_bytes);
         let held = statistics.programs.held_limit_bytes;
         let held = held.map_or_else(String::new, |held| {
             format!("; --limit {}M would be", held.div_ceil(WHOLE))
@@ -174,8 +175,11 @@ mod tests {
 
     #[expect(clippy::large_types_passed_by_value, reason = "each caller makes one")]
     fn lines(totals: Totals, programs: Programs) -> Vec<String> {
+        // As little as 4 MiB is tolerated.
+        let is_exceeded = totals.over_limit_pages > 1024;
         let stats = Stats {
             totals,
+            exceeded_limit_bytes: if is_exceeded { totals.limit_bytes } else { 0 },
             ..Stats::default()
         };
         let statistics = Statistics::new(&stats, 0.5, 0).with(programs);

@@ -74,7 +74,6 @@ pub use supervised::comfort::COMFORTABLE_SHARE;
 #[cfg(not(simulated))]
 pub use supervised::helper::inject::{AttachError, Attacher, DetachError};
 pub use supervised::latency::LatencyCounts;
-pub use supervised::limit_state::tolerance;
 #[cfg(not(simulated))]
 pub use supervised::mappings::MappingUsage;
 #[cfg(not(simulated))]

@@ -328,10 +328,19 @@ impl Group {
         counters
             .peak_total_bytes
             .fetch_max(sizes.total, Ordering::Relaxed);
-        counters.over_limit_pages.fetch_max(
-            self.excess(sizes).bytes / PAGE_SIZE as u64,
-            Ordering::Relaxed,
-        );
+        let excess = self.excess(sizes);
+        self.limit.note(excess);
+        counters
+            .over_limit_pages
+            .fetch_max(excess.bytes / PAGE_SIZE as u64, Ordering::Relaxed);
+    }
+
+    /// The resident limit, or what the total one leaves where that is less; not what reclaim aims at for a moment, as
+    /// memory cannot be paged out.
+    fn resident_limit_in_force(&self) -> u64 {
+        let aimed_at = self.resources.resident_limit_bytes();
+        let given = self.limit().resident_bytes;
+        given.map_or(aimed_at, |given| given.min(aimed_at))
     }
 
     /// How far the group is above its limit.
@@ -530,7 +539,7 @@ impl Group {
             },
             totals: Totals {
                 limit_bytes: self.limit().total_bytes.unwrap_or(0),
-                resident_limit_bytes: resources.resident_limit_bytes(),
+                resident_limit_bytes: self.resident_limit_in_force(),
                 pages_same_filled: usage.same_filled_total,
                 bytes_stored: usage.bytes_stored_total,
                 bytes_original: usage.bytes_original_total,
@@ -546,6 +555,7 @@ impl Group {
                 remote_copies_read: remote.copies_read,
                 ..resources.counters.totals()
             },
+            exceeded_limit_bytes: self.limit.exceeded(),
             fault_ns: resources.latency.summary(),
             remote_fault_ns: resources.remote_latency.summary(),
         }

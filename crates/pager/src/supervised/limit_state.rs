@@ -15,7 +15,7 @@ const TOLERATED_DIVISOR: u64 = 32;
 const TOLERATED_BYTES: u64 = 4 << 20;
 
 /// Bytes by which a limit may be exceeded and still counts as kept.
-pub fn tolerance(limit: u64) -> u64 {
+pub(crate) fn tolerance(limit: u64) -> u64 {
     (limit / TOLERATED_DIVISOR).max(TOLERATED_BYTES)
 }
 
@@ -28,6 +28,9 @@ pub(crate) struct LimitState {
     /// End of the time to reach a lowered limit, in milliseconds since the start; 0 outside of it.
     settles_until: AtomicU64,
     warned: AtomicBool,
+    /// The largest excess that is not tolerated, and the limit that it was above.
+    worst: AtomicU64,
+    worst_limit: AtomicU64,
 }
 
 /// How far a group is above its limit.
@@ -54,6 +57,8 @@ impl LimitState {
             resident: AtomicU64::new(limit.resident_bytes.unwrap_or(NONE)),
             settles_until: AtomicU64::new(0),
             warned: AtomicBool::new(false),
+            worst: AtomicU64::new(0),
+            worst_limit: AtomicU64::new(0),
         }
     }
 
@@ -99,6 +104,18 @@ impl LimitState {
         Excess::default()
     }
 
+    /// Remembers an excess if it is the largest that is not tolerated.
+    pub(crate) fn note(&self, excess: Excess) {
+        if excess.is_reported() && excess.bytes > self.worst.fetch_max(excess.bytes, Relaxed) {
+            self.worst_limit.store(excess.limit, Relaxed);
+        }
+    }
+
+    /// The limit that was exceeded the most; 0 if every limit so far was kept.
+    pub(crate) fn exceeded(&self) -> u64 {
+        self.worst_limit.load(Relaxed)
+    }
+
     /// Whether an excess is to be warned of, which is once.
     pub(crate) fn may_warn(&self, excess: Excess) -> bool {
         excess.is_reported() && !self.warned.swap(true, Relaxed)
@@ -127,6 +144,21 @@ mod tests {
         assert!(state.may_warn(excess(69 * MIB)));
         assert!(!state.may_warn(excess(90 * MIB)));
         assert_eq!(tolerance(1 << 30), 32 * MIB);
+    }
+
+    #[test]
+    fn a_limit_that_was_exceeded_is_remembered_after_it_was_raised() {
+        let state = LimitState::new(Limit {
+            total_bytes: Some(1 << 30),
+            resident_bytes: Some(16 * MIB),
+        });
+        state.note(state.excess(20 * MIB, 40 * MIB, 0));
+        assert_eq!(state.exceeded(), 0, "4 MiB are tolerated");
+        state.note(state.excess(40 * MIB, 60 * MIB, 0));
+        assert_eq!(state.exceeded(), 16 * MIB);
+        state.set(total(2 << 30), 0);
+        state.note(state.excess(40 * MIB, 60 * MIB, 0));
+        assert_eq!(state.exceeded(), 16 * MIB);
     }
 
     #[test]
