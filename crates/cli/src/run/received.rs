@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 pub struct Received {
     /// Which.
     pub signal: Signal,
-    /// The terminal sent it, to the whole process group: the program has it already.
+    /// The terminal sent it, to the whole process group: the program has it already. (Or the kernel, for memfold alone.)
     pub by_terminal: bool,
     /// It was ignored when memfold was started (as by `nohup`). Blocked signals come nevertheless.
     pub was_ignored: bool,

@@ -19,7 +19,7 @@ use std::time::Instant;
 
 /// All that end, stop or notify a process and can be caught, but for those that a fault of memfold's own
 /// raises.
-const PASSED_ON: [Signal; 17] = [
+const PASSED_ON: [Signal; 18] = [
     Signal::SIGHUP,
     Signal::SIGINT,
     Signal::SIGQUIT,
@@ -32,6 +32,7 @@ const PASSED_ON: [Signal; 17] = [
     Signal::SIGTTIN,
     Signal::SIGTTOU,
     Signal::SIGURG,
+    Signal::SIGXCPU,
     Signal::SIGVTALRM,
     Signal::SIGPROF,
     Signal::SIGWINCH,
@@ -44,8 +45,16 @@ const PASSED_ON: [Signal; 17] = [
 /// instead of ending memfold.
 const OWN_ACTIONS: [(Signal, bool); 2] = [(Signal::SIGCHLD, false), (Signal::SIGXFSZ, true)];
 
-/// `si_code` of what the kernel itself sends, the terminal's signals among it.
+/// `si_code` of what the kernel itself sends.
 const SI_KERNEL: i32 = 0x80;
+
+/// Whether the kernel sends a signal to memfold alone, in the program's place: to the leader of a session whose terminal is
+/// lost, and by timers that were set before memfold was executed. Others of its signals the terminal sends to the program,
+/// too, or they are about memfold's own CPU time.
+fn is_for_program(signal: Signal) -> bool {
+    use Signal::{SIGALRM, SIGCONT, SIGHUP, SIGPROF, SIGVTALRM};
+    matches!(signal, SIGALRM | SIGCONT | SIGHUP | SIGPROF | SIGVTALRM)
+}
 
 /// Signals that came and were not taken yet.
 #[derive(Debug)]
@@ -184,7 +193,7 @@ impl Taker {
             };
             return Some(Received {
                 signal,
-                by_terminal: info.ssi_code == SI_KERNEL,
+                by_terminal: info.ssi_code == SI_KERNEL && !is_for_program(signal),
                 was_ignored: was_ignored(signal as i32),
             });
         }

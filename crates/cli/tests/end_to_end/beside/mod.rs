@@ -37,6 +37,7 @@ mod redirected;
 mod refused;
 mod remote;
 mod repeat;
+mod signals;
 mod stage_mapped_over;
 pub mod tiers;
 mod top;
