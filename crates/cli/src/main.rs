@@ -21,6 +21,7 @@ mod live;
 mod man;
 mod messages;
 mod own_process;
+mod patient;
 mod private_socket;
 mod remote;
 mod report;

@@ -7,9 +7,9 @@
 //! A thread of its own writes them: no fault and no signal waits for a full pipe or a stopped terminal.
 
 use crate::format::printable;
+use crate::patient;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use memfold_sys::signal;
-use std::io::Write;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -105,9 +105,9 @@ impl Log for StandardError {
 fn write(orders: &Receiver<Order>) {
     for order in orders {
         if let Order::Write(line) = order {
-            // In one piece, as the program writes there too. Standard error may be closed: that must
-            // not end the supervisor.
-            let _ = std::io::stderr().write_all(line.as_bytes());
+            // In one piece if that is possible, as the program writes there too. Standard error may be closed: that
+            // must not end the supervisor.
+            let _ = patient::write_all(&mut std::io::stderr(), line.as_bytes());
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::stats_place::{Place, entry, refuse_planted, resolve, writable};
 use crate::failure::Failure;
+use crate::patient;
 use rustix::fs::{
     Access, AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid, accessat, fchmod, fchown, fstat,
     openat, renameat, unlinkat,
@@ -129,7 +130,7 @@ impl StatsFile {
     /// The same for any document.
     pub fn write_document(self, document: &[u8]) -> io::Result<()> {
         match self {
-            StatsFile::Open(mut file) => file.write_all(document),
+            StatsFile::Open(mut file) => patient::write_all(&mut file, document),
             StatsFile::InPlace(file) => write_in_place(file, document),
             StatsFile::Name {
                 folder,
