@@ -9,7 +9,7 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use memfold_pager::{Algorithm, Floor, Size, SizeError};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -78,6 +78,9 @@ pub struct Arguments {
     pub command: Command,
 }
 
+/// The variable of `--stats-fd`.
+pub const STATS_FD: &str = "MEMFOLD_STATS_FD";
+
 /// Options that exclude each other. (clap would count variables, too.)
 const EXCLUSIVE: [(&str, &str); 2] = [("quiet", "verbose"), ("stats", "stats_fd")];
 
@@ -88,7 +91,7 @@ impl Arguments {
     /// # Errors
     /// If they are not understood, and to print help or the version.
     pub fn of(line: impl IntoIterator<Item = OsString>) -> Result<Arguments, clap::Error> {
-        let mut command = Arguments::command();
+        let mut command = without_empty_variables(Arguments::command());
         let mut matches = command.try_get_matches_from_mut(line)?;
         let overridden = match matches.subcommand() {
             Some(("run" | "attach", held)) => overridden(held, &mut command)?,
@@ -106,6 +109,17 @@ impl Arguments {
         }
         Ok(arguments)
     }
+}
+
+/// Has variables that are set to nothing count as not set: templates of CI systems make them.
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let is_empty = |name: &OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
+    let command = command.mut_args(|argument| match argument.get_env() {
+        // What help shows; no variable has such a name.
+        Some(name) if is_empty(name) => argument.env("(empty)"),
+        _ => argument,
+    });
+    command.mut_subcommands(without_empty_variables)
 }
 
 /// Of each two options that exclude each other, the one that does not count.
@@ -274,7 +288,7 @@ pub struct HoldOptions {
     #[arg(env = "MEMFOLD_STATS", value_hint = clap::ValueHint::FilePath)]
     pub stats: Option<PathBuf>,
     /// Write them to this open descriptor, which the program does not get
-    #[arg(long, value_name = "N", env = "MEMFOLD_STATS_FD")]
+    #[arg(long, value_name = "N", env = STATS_FD)]
     #[arg(value_parser = clap::value_parser!(i32).range(0..))]
     pub stats_fd: Option<i32>,
     /// What watches the run

@@ -2,6 +2,7 @@
 
 use super::interpreter;
 use super::signals::Signals;
+use crate::arguments::STATS_FD;
 use crate::failure::{self, Failure};
 use crate::own_process;
 use crate::remote::SECRETS;
@@ -76,8 +77,9 @@ pub fn start(
         command.env_clear().envs(inherited::environment());
     }
     command.env(PRELOAD, preload_list(preload, inherited::variable(PRELOAD)));
-    for secret in SECRETS {
-        command.env_remove(secret);
+    // The descriptor is not the program's: a run that it starts would write to another file of that number.
+    for name in SECRETS.iter().chain(&[STATS_FD]) {
+        command.env_remove(name);
     }
     let without_huge_pages = probe::move_bugs(Managed::Started).of_huge_pages;
     // SAFETY: all of it is system calls that allocate nothing and take no lock, as code between fork

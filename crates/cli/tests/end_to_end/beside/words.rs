@@ -89,11 +89,34 @@ fn a_limit_that_is_not_kept_is_said_at_once_and_at_the_end() {
     );
     let stats = outcome.stats.as_ref().expect("statistics");
     assert_eq!(stats["limit_kept"], false);
+    assert_eq!(stats["exceeded_limit_bytes"], 32 * MIB);
     assert!(outcome.number("over_limit_ns") > 2e8, "{stats}");
     assert!(
         outcome.number("over_limit_pages") * 4096.0 > 25.0 * MIB as f64,
         "{stats}"
     );
+}
+
+/// Beside a total limit that is far away, and though reclaim aims at more as memory is locked.
+#[test]
+fn a_resident_limit_that_is_not_kept_is_named_as_it_was_given() {
+    beside!(&["python3"]);
+    let program = || Program::new(python()).args(["-c", LOCKED]);
+    let alone = program().run(Limits::Resident(16 * MIB));
+    let total = program().memfold_options(["--limit", "8G"]);
+    let beside = total.run(Limits::Resident(16 * MIB));
+    for outcome in [alone, beside] {
+        outcome.assert_success();
+        let stats = outcome.stats.as_ref().expect("statistics");
+        assert_eq!(stats["limit_kept"], false, "{stats}");
+        assert_eq!(stats["exceeded_limit_bytes"], 16 * MIB, "{stats}");
+        assert_eq!(stats["resident_limit_bytes"], 16 * MIB, "{stats}");
+        assert!(
+            outcome.errors.contains("limit of 16.0 MiB was NOT kept: "),
+            "{}",
+            outcome.errors
+        );
+    }
 }
 
 /// Shared memory of 120 MiB.
@@ -220,6 +243,13 @@ fn an_option_overrides_the_variable_of_one_that_it_excludes() {
     assert!(text.contains("\"exit_code\""), "{text}");
     let text = errors("-q", "MEMFOLD_LIMIT", "64M");
     assert_eq!(text, "");
+    for variable in ["MEMFOLD_LIMIT", "MEMFOLD_STATS", "MEMFOLD_REMOTE"] {
+        assert_eq!(
+            errors("-q", variable, ""),
+            "",
+            "{variable} counts as not set"
+        );
+    }
     let text = errors("-q", "MEMFOLD_RESIDENT", "lots");
     assert!(
         text.starts_with("memfold: MEMFOLD_RESIDENT: ") && text.lines().count() == 1,
@@ -231,7 +261,7 @@ fn an_option_overrides_the_variable_of_one_that_it_excludes() {
 fn statistics_go_to_a_descriptor_that_the_program_does_not_get() {
     beside!(&["sh", "ls"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
-    let script = "\"$M\" run --limit 64M --stats-fd 7 -- sh -c 'ls /proc/self/fd' 7> stats > seen";
+    let script = "MEMFOLD_STATS_FD=7 \"$M\" run --limit 64M -- sh -c 'ls /proc/self/fd; env' 7> stats > seen";
     let status = Command::new("sh")
         .args(["-c", script])
         .env("M", memfold())
@@ -241,6 +271,8 @@ fn statistics_go_to_a_descriptor_that_the_program_does_not_get() {
     assert!(status.success());
     let read = |name: &str| fs::read_to_string(folder.path().join(name)).expect("a file");
     assert!(!read("seen").lines().any(|number| number == "7"));
+    // It would be another file's number for a run in this one.
+    assert!(!read("seen").contains("MEMFOLD_STATS_FD"));
     let stats: serde_json::Value = serde_json::from_str(&read("stats")).expect("JSON");
     assert_eq!(stats["exit_code"], 0);
 }
