@@ -198,20 +198,21 @@ pub fn nice() -> i32 {
     rustix::process::getpriority_process(None).unwrap_or(0)
 }
 
-/// Has another process's thread run as an ordinary one, at its nice value, on the CPUs of the calling thread, whatever the
-/// thread was that made it. Best effort: other users' threads take `CAP_SYS_NICE`, and a cpuset may have none of these CPUs.
+/// Has another process's thread run as an ordinary one, at its nice value, on the CPUs of the calling thread, if a thread of
+/// another policy made it: where that is busy, on CPUs of its own, this one would get no time. Best effort: other users'
+/// threads take `CAP_SYS_NICE`, and a cpuset may have none of these CPUs.
 pub fn make_ordinary(thread: i32) {
     let no_priority = 0i32;
-    let policy = libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK;
-    // SAFETY: the structure is a number for the kernel, and live. (In musl the function always fails.)
+    let ordinary = libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK;
+    // SAFETY: the structure is a number for the kernel, and live. (In musl the functions always fail.)
     unsafe {
-        libc::syscall(
-            libc::SYS_sched_setscheduler,
-            thread,
-            policy,
-            &raw const no_priority,
-        )
-    };
+        let policy = libc::syscall(libc::SYS_sched_getscheduler, thread);
+        if policy < 0 || policy as i32 & !libc::SCHED_RESET_ON_FORK == libc::SCHED_OTHER {
+            return;
+        }
+        let priority = &raw const no_priority;
+        libc::syscall(libc::SYS_sched_setscheduler, thread, ordinary, priority);
+    }
     let cpus = sched_getaffinity(None);
     let _ = cpus.and_then(|cpus| sched_setaffinity(Pid::from_raw(thread), &cpus));
 }
