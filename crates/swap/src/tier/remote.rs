@@ -185,13 +185,14 @@ impl RemoteTier {
         }
     }
 
-    /// Writes the copies of pages to the file. Returns the outcome of each.
+    /// Writes the copies of pages to the file. Returns the outcome of each. A file that was given up (swapoff) keeps no
+    /// more: pages go to the store alone.
     fn keep_copies(
         &self,
         pages: &[(Slot, &Page)],
         scratch: &mut Scratch,
     ) -> Vec<Result<Option<FileCopy>, StoreError>> {
-        let Some(file) = self.copies.get() else {
+        let Some(file) = self.copies.get().filter(|file| !file.is_closed()) else {
             return pages.iter().map(|_| Ok(None)).collect();
         };
         let mut placed = Vec::with_capacity(pages.len());

@@ -10,9 +10,9 @@ use std::{
 
 use crate::common::{MemoryFile, assert_empty, config, noise, text};
 use memfold_swap::{
-    Batch, BatchId, Corruption, LoadError, ModelFault, ModelStore, PAGE_SIZE, Page, Place, Placed,
-    RemoteBackend, RemoteConfig, RemoteError, RemoteTier, Removal, ScanPolicy, Scratch, Slot,
-    StoreError, SwapConfig, SwapSpace, Tier, TierKey, TierKind,
+    Batch, BatchId, Corruption, FileTier, LoadError, ModelFault, ModelStore, PAGE_SIZE, Page,
+    Place, Placed, RemoteBackend, RemoteConfig, RemoteError, RemoteTier, Removal, ScanPolicy,
+    Scratch, Slot, StoreError, SwapConfig, SwapSpace, Tier, TierKey, TierKind,
 };
 use proptest::prelude::*;
 use zsmalloc::HeapSource;
@@ -25,8 +25,10 @@ struct World {
     space: SwapSpace<HeapSource>,
     store: ModelStore,
     tier: Arc<RemoteTier>,
-    /// Where copies are kept, if any are.
+    /// The contents of the file.
     file: MemoryFile,
+    /// Where copies are kept, if any are.
+    copies: Option<Arc<FileTier>>,
     scratch: Scratch,
 }
 
@@ -71,15 +73,15 @@ impl World {
         }
         let tier = RemoteTier::new(Box::new(store.clone()), &key, remote);
         let tier = Arc::new(tier);
-        copies
-            .into_iter()
-            .for_each(|file| tier.keep_copies_in(file));
+        let kept = copies.clone();
+        kept.into_iter().for_each(|file| tier.keep_copies_in(file));
         space.add_tier(Box::new(tier.clone())).unwrap();
         Self {
             space,
             store,
             tier,
             file: memory,
+            copies,
             scratch: Scratch::new(),
         }
     }
@@ -295,6 +297,22 @@ fn copies_in_the_file_outlive_the_store() {
     world.assert_all_right(&more);
     let all: Vec<_> = stored.into_iter().chain(more).collect();
     world.end(&all);
+}
+
+#[test]
+fn after_a_swapoff_pages_go_to_the_store_without_copies() {
+    let mut world = World::new(File::Copies);
+    let mut stored = world.fill(1..3);
+    assert_eq!(world.write_back(), 2);
+    let file = world.copies.clone().expect("a file");
+    let used = file.usage().used_bytes;
+    file.set_closed(true);
+    stored.extend(world.fill(3..9));
+    assert_eq!(world.write_back(), 6);
+    assert_eq!(world.space.usage().remote_pages, 8);
+    assert_eq!(file.usage().used_bytes, used);
+    world.assert_all_right(&stored);
+    world.end(&stored);
 }
 
 #[test]
