@@ -129,6 +129,9 @@ impl<S: PageSource + 'static> Disk<S> {
         if let Some(remote) = &self.memory.remote {
             remote.end_waits();
         }
+        if let Some(file) = &self.memory.file {
+            file.end_waits();
+        }
     }
 
     /// Bytes of the disk.
@@ -265,11 +268,6 @@ impl<S: PageSource + 'static> Disk<S> {
     ) -> Result<(), DiskError> {
         let range = self.check(offset, length)?;
         let blocks = range.start.div_ceil(BLOCK)..range.end / BLOCK;
-        let leaves = length / (LEAF_BLOCKS * BLOCK) + 2;
-        let room = keep.then(|| self.memory.reserve(leaves * LEAF_BYTES, 0, scratch));
-        let room = room
-            .transpose()
-            .inspect_err(|_| add(&self.counters.failed_writes, 1))?;
         let mut edges = Vec::new();
         if blocks.start > blocks.end {
             // All of it lies in one block.
@@ -277,10 +275,13 @@ impl<S: PageSource + 'static> Disk<S> {
         } else {
             edges.push(range.start..blocks.start * BLOCK);
             edges.push(blocks.end * BLOCK..range.end);
-            self.zero_blocks(blocks, if keep { Block::Zero } else { Block::Hole });
+            if keep {
+                self.keep_zeros(blocks, scratch)
+                    .inspect_err(|_| add(&self.counters.failed_writes, 1))?;
+            } else {
+                self.zero_blocks(blocks, Block::Hole);
+            }
         }
-        // The leaves are in use now.
-        drop(room);
         let zeros = [0; PAGE_SIZE];
         let mut result = Ok(());
         for edge in edges {
@@ -295,6 +296,21 @@ impl<S: PageSource + 'static> Disk<S> {
             Err(_) => add(&self.counters.failed_writes, 1),
         }
         result
+    }
+
+    /// Makes blocks zeros that are no holes. Room is reserved for some at a time: they take less than a leaf may.
+    fn keep_zeros(&self, blocks: Range<u64>, scratch: &mut Scratch) -> Result<(), DiskError> {
+        const LEAVES: u64 = 32;
+        let mut block = blocks.start;
+        while block < blocks.end {
+            let end = (block / LEAF_BLOCKS + LEAVES) * LEAF_BLOCKS;
+            let end = end.min(blocks.end);
+            let leaves = (end - 1) / LEAF_BLOCKS - block / LEAF_BLOCKS + 1;
+            let _room = self.memory.reserve(leaves * LEAF_BYTES, 0, scratch)?;
+            self.zero_blocks(block..end, Block::Zero);
+            block = end;
+        }
+        Ok(())
     }
 
     /// Makes the whole blocks of a range holes; what is left of others stays.

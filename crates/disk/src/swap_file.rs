@@ -1,7 +1,7 @@
 //! The swap file of a disk, and the threads that wait while it is given up.
 
 use memfold_swap::FileTier;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The swap file of a disk.
@@ -12,6 +12,8 @@ pub(crate) struct SwapFile {
     swapping_off: Mutex<()>,
     /// Swapoffs begun and ended: odd during one.
     changes: AtomicU64,
+    /// Whether a swapoff is to stop, as the disk ends and writers wait for it.
+    ends: AtomicBool,
 }
 
 impl SwapFile {
@@ -20,7 +22,18 @@ impl SwapFile {
             tier,
             swapping_off: Mutex::new(()),
             changes: AtomicU64::new(0),
+            ends: AtomicBool::new(false),
         }
+    }
+
+    /// Has a swapoff stop from now on, for which writers wait.
+    pub(crate) fn end_waits(&self) {
+        self.ends.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a swapoff is to stop.
+    pub(crate) fn ends(&self) -> bool {
+        self.ends.load(Ordering::Relaxed)
     }
 
     /// A number that changes when a swapoff begins and ends.

@@ -2,6 +2,7 @@
 
 use crate::error::SwapOffError;
 use crate::memory::Memory;
+use crate::swap_file::SwapFile;
 use memfold_swap::{CLUSTER_SLOTS, PAGE_SIZE, Scratch, TierKind};
 use zsmalloc::PageSource;
 
@@ -15,18 +16,21 @@ pub(crate) fn swap_off<S: PageSource + 'static>(memory: &Memory<S>) -> Result<u6
     memory.discarder.flush();
     let before = memory.space.pages_in(TierKind::File);
     let was_open = file.close();
-    let outcome = evacuate(memory);
+    let outcome = evacuate(memory, file);
     file.end_closing(was_open && outcome.is_err());
     outcome.map(|()| before)
 }
 
-fn evacuate<S: PageSource + 'static>(memory: &Memory<S>) -> Result<(), SwapOffError> {
+fn evacuate<S: PageSource + 'static>(
+    memory: &Memory<S>,
+    file: &SwapFile,
+) -> Result<(), SwapOffError> {
     let in_file = || memory.space.pages_in(TierKind::File);
     if in_file() == 0 {
         return Ok(());
     }
     let most = memory.limit() - memory.limit() / 8;
-    let has_room = || memory.used_bytes() + STEP_BYTES <= most;
+    let has_room = || memory.used_bytes() + STEP_BYTES <= most && !file.ends();
     // What a step adds must not be given to writers meanwhile.
     let Some(_step) = memory.try_reserve(STEP_BYTES) else {
         return Err(SwapOffError::NoRoom { blocks: in_file() });

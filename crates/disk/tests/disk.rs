@@ -424,6 +424,24 @@ fn threads_share_a_disk_that_packs() {
     wait_until("some are packed", || disk.usage().packed_blocks > 0);
 }
 
+/// They take a few bytes a block, for which no more room is needed.
+#[test]
+fn zeros_that_are_no_holes_need_little_room() {
+    let disk = disk(4 << 30, 16 << 20);
+    let mut scratch = Scratch::new();
+    let piece = noise(1, 4 << 20);
+    disk.write(0, &piece, &mut scratch).expect("there is room");
+    disk.zero(8 << 20, (4 << 30) - (8 << 20), true, &mut scratch)
+        .expect("there is room");
+    let usage = disk.usage();
+    assert!(usage.peak_bytes <= usage.limit_bytes, "{usage:?}");
+    let mut back = vec![1; 4 << 20];
+    disk.read(0, &mut back, &mut scratch).expect("it is there");
+    assert!(back == piece);
+    disk.read(2 << 30, &mut back, &mut scratch).expect("zeros");
+    assert!(back.iter().all(|byte| *byte == 0));
+}
+
 /// What others have reserved and do not use is no reason to refuse a write.
 #[test]
 fn writers_at_once_find_what_room_there_is() {

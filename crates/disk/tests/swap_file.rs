@@ -112,6 +112,21 @@ fn a_swapoff_brings_blocks_back_or_leaves_the_file_in_use() {
     assert_eq!(disk.usage().file_blocks, 0);
 }
 
+/// Writers wait for it, and the end of the disk for them.
+#[test]
+fn a_swapoff_stops_where_the_disk_ends() {
+    let mut scratch = Scratch::new();
+    let disk = disk_with_file();
+    write_noise(&disk, 0..40, &mut scratch);
+    disk.discard(10 * MIB, 30 * MIB).expect("it is inside");
+    disk.settle_discards();
+    assert!(disk.usage().file_blocks > 0);
+    disk.end_waits();
+    let refused = disk.swap_off().expect_err("it is not begun");
+    assert!(matches!(refused, SwapOffError::NoRoom { .. }), "{refused}");
+    assert_noise(&disk, 0..10, &mut scratch);
+}
+
 #[test]
 fn writers_beside_a_swapoff_that_fails_find_room() {
     let disk = disk_with_file();
