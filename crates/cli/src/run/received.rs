@@ -12,3 +12,11 @@ pub struct Received {
     /// It was ignored when memfold was started (as by `nohup`). Blocked signals come nevertheless.
     pub was_ignored: bool,
 }
+
+impl Received {
+    /// Whether it stops what does not handle it.
+    pub fn stops(self) -> bool {
+        use Signal::{SIGTSTP, SIGTTIN, SIGTTOU};
+        matches!(self.signal, SIGTSTP | SIGTTIN | SIGTTOU)
+    }
+}

@@ -139,6 +139,12 @@ impl Signals {
         let _ = rustix::io::read(&self.queue.arrived, &mut count);
         self.queue.received().pop_front()
     }
+
+    /// Forgets the stop signals that have come: memfold was stopped and continued since, as were the programs, which
+    /// they would stop once more.
+    pub fn forget_stops(&self) {
+        self.queue.received().retain(|one| !one.stops());
+    }
 }
 
 impl Queue {
@@ -146,10 +152,19 @@ impl Queue {
         self.received.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn push(&self, received: Received) {
-        self.received().push_back(received);
+    /// Adds the next signal of a source. The lock is held meanwhile: none is in between when stops are forgotten.
+    fn take(&self, next: impl FnOnce() -> Option<Received>) -> Option<()> {
+        let mut queue = self.received();
+        let received = next()?;
+        if received.signal == Signal::SIGCONT {
+            // As the kernel discards those that are pending.
+            queue.retain(|one| !one.stops());
+        }
+        queue.push_back(received);
+        drop(queue);
         // Fails only if the counter is full, and then no thread waits.
         let _ = rustix::io::write(&self.arrived, &1_u64.to_ne_bytes());
+        Some(())
     }
 }
 
@@ -174,15 +189,25 @@ impl Taker {
             });
             // An interruption only means to look sooner.
             let _ = poll(&mut sources, rest.as_ref());
-            while let Some(received) = self.next() {
-                let ends_run = self.escalation.is_last(received);
-                self.queue.push(received);
+            while let Some(ends_run) = self.take() {
                 if ends_run {
                     self.escalation.end_programs();
                 }
             }
             self.escalation.die_in_time();
         }
+    }
+
+    /// Puts the next signal into the queue, if one has come. Returns whether it ends the run.
+    fn take(&self) -> Option<bool> {
+        let mut ends_run = false;
+        self.queue.take(|| {
+            let received = self.next()?;
+            // Before it can be seen in the queue.
+            ends_run = self.escalation.is_last(received);
+            Some(received)
+        })?;
+        Some(ends_run)
     }
 
     fn next(&self) -> Option<Received> {
@@ -197,5 +222,39 @@ impl Taker {
                 was_ignored: was_ignored(signal as i32),
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_continue_discards_stops_that_were_not_taken() {
+        let queue = Queue {
+            received: Mutex::default(),
+            arrived: eventfd(0, EventfdFlags::CLOEXEC).unwrap(),
+        };
+        let send = |signal| {
+            queue.take(|| {
+                Some(Received {
+                    signal,
+                    by_terminal: false,
+                    was_ignored: false,
+                })
+            })
+        };
+        let sent = [
+            Signal::SIGTSTP,
+            Signal::SIGTERM,
+            Signal::SIGTTIN,
+            Signal::SIGCONT,
+            Signal::SIGTSTP,
+        ];
+        for signal in sent {
+            send(signal).unwrap();
+        }
+        let left: Vec<Signal> = queue.received().iter().map(|one| one.signal).collect();
+        assert_eq!(left, [Signal::SIGTERM, Signal::SIGCONT, Signal::SIGTSTP]);
     }
 }

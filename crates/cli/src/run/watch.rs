@@ -215,7 +215,7 @@ impl Watch<'_> {
                 state.ended = Some((outcome, Instant::now()));
                 relevant = true;
             } else if let Some(signal) = status.stopping_signal() {
-                follow_stop(signal);
+                follow_stop(signal, self.signals);
             }
         }
         relevant
@@ -357,9 +357,10 @@ impl Watch<'_> {
 /// as well, so that the shell sees its job stopped. It was all of the job that stopped, so
 /// nothing waits for memfold meanwhile. `SIGSTOP` means one process (a debugger, `cpulimit`) and
 /// the others need memfold.
-fn follow_stop(number: i32) {
+fn follow_stop(number: i32, signals: &Signals) {
     use Signal::{SIGTSTP, SIGTTIN, SIGTTOU};
     if let Ok(signal @ (SIGTSTP | SIGTTIN | SIGTTOU)) = Signal::try_from(number) {
         let _ = stop_by(signal);
+        signals.forget_stops();
     }
 }
