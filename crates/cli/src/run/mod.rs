@@ -15,7 +15,7 @@ mod metrics;
 pub mod observers;
 mod outcome;
 mod process;
-mod raise;
+pub mod raise;
 mod received;
 pub mod runtime;
 mod signals;

@@ -6,6 +6,7 @@ mod draw;
 mod limit_dialog;
 mod mappings;
 mod tables;
+mod terminal;
 mod view;
 
 use crate::arguments::TopArguments;
@@ -19,6 +20,7 @@ use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
+use terminal::Terminal;
 use view::{Detail, View};
 
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -37,11 +39,11 @@ pub fn top(arguments: &TopArguments) -> Result<ExitCode, Failure> {
     if screen.folders.is_empty() && arguments.pid.is_some() {
         return Err(nothing_runs(arguments.pid));
     }
-    let mut terminal = ratatui::try_init()
-        .map_err(|error| Failure::own(format!("cannot use the terminal: {error}")))?;
+    let failed = |error| Failure::own(format!("cannot use the terminal: {error}"));
+    let mut terminal = Terminal::take().map_err(failed)?;
     let shown = screen.show(&mut terminal);
-    ratatui::restore();
-    shown.map_err(|error| Failure::own(format!("cannot use the terminal: {error}")))?;
+    let given_back = terminal.give_back();
+    shown.and(given_back).map_err(failed)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -93,7 +95,7 @@ impl Screen {
         });
     }
 
-    fn show(&mut self, terminal: &mut ratatui::DefaultTerminal) -> io::Result<()> {
+    fn show(&mut self, terminal: &mut Terminal) -> io::Result<()> {
         let mut next = Instant::now() + INTERVAL;
         loop {
             while let Ok(outcome) = self.done.1.try_recv() {
@@ -102,7 +104,8 @@ impl Screen {
             terminal.draw(|frame| self.view.draw(frame))?;
             if event::poll(next.saturating_duration_since(Instant::now()))? {
                 match event::read()? {
-                    Event::Key(key) if is_interrupt(&key) => return Ok(()),
+                    Event::Key(key) if is_control(&key, 'c') => return Ok(()),
+                    Event::Key(key) if is_control(&key, 'z') => terminal.stop()?,
                     Event::Key(key) if key.kind == KeyEventKind::Press => {
                         if !self.view.press(key.code) {
                             return Ok(());
@@ -138,6 +141,6 @@ impl Screen {
     }
 }
 
-fn is_interrupt(key: &KeyEvent) -> bool {
-    key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL)
+fn is_control(key: &KeyEvent, letter: char) -> bool {
+    key.code == KeyCode::Char(letter) && key.modifiers.contains(KeyModifiers::CONTROL)
 }

@@ -182,3 +182,59 @@ fn without_a_run_it_waits_for_one() {
     terminal.press(&["q"]);
     terminal.shows("the end", |screen| !screen.contains("quits"));
 }
+
+/// What `stty -g` has printed.
+fn modes(screen: &str) -> Vec<&str> {
+    let are_modes = |line: &&str| line.matches(':').count() > 10;
+    screen.lines().filter(are_modes).collect()
+}
+
+#[test]
+fn the_terminal_is_restored_where_it_is_killed() {
+    beside!(&["tmux", "sh", "stty"]);
+    for (name, status) in [("TERM", 143), ("HUP", 129), ("QUIT", 131)] {
+        let folder = tempfile::tempdir().expect("a temporary directory");
+        let file = folder.path().join("pid");
+        let command = format!(
+            "stty -g; sh -c 'echo $$ > {}; exec {} top'; echo status $?; stty -g; sleep 60",
+            file.display(),
+            memfold().display()
+        );
+        let terminal = Terminal::start(160, &command);
+        terminal.shows("the keys", |screen| screen.contains("q quits"));
+        let pid = std::fs::read_to_string(&file).expect("its PID");
+        let killed = Command::new("kill")
+            .args(["-s", name, pid.trim()])
+            .status()
+            .expect("kill starts");
+        assert!(killed.success());
+        let ended = format!("status {status}");
+        let screen = terminal.shows("the end", |screen| {
+            screen.contains(&ended) && modes(screen).len() == 2
+        });
+        let modes = modes(&screen);
+        assert_eq!(modes[0], modes[1], "{screen}");
+        let cursor = terminal.tmux(&["display-message", "-p", "#{cursor_flag}"]);
+        assert_eq!(cursor.trim(), "1", "the cursor is shown");
+    }
+}
+
+#[test]
+fn it_stops_at_ctrl_z_and_is_drawn_again() {
+    beside!(&["tmux", "bash"]);
+    let terminal = Terminal::start(100, "bash --norc --noprofile");
+    terminal.types(&format!("{} top", memfold().display()));
+    terminal.press(&["Enter"]);
+    terminal.shows("the keys", |screen| screen.contains("q quits"));
+    terminal.press(&["C-z"]);
+    terminal.shows("that it is stopped", |screen| {
+        screen.contains("Stopped") && !screen.contains("q quits")
+    });
+    terminal.types("fg");
+    terminal.press(&["Enter"]);
+    terminal.shows("the keys", |screen| screen.contains("q quits"));
+    terminal.press(&["q"]);
+    terminal.types("echo ended as $?");
+    terminal.press(&["Enter"]);
+    terminal.shows("the end", |screen| screen.contains("\nended as 0"));
+}
