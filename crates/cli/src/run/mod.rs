@@ -10,6 +10,7 @@ mod executable;
 pub mod home;
 mod host_swap;
 mod interpreter;
+mod job;
 pub mod limits;
 mod metrics;
 pub mod observers;

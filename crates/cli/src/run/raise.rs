@@ -1,16 +1,45 @@
 //! Stopping and ending this process by a signal.
 
-use nix::sys::signal::{SigHandler, SigSet, Signal, raise, signal};
+use nix::sys::signal::{SigEvent, SigHandler, SigSet, SigevNotify, Signal, raise, signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::timer::{Expiration, Timer, TimerSetTimeFlags};
+use nix::time::ClockId;
+use std::time::Duration;
 
-/// Stops this process as `signal` does, until it is continued. The signal must be blocked in all threads.
-pub fn stop_by(signal: Signal) -> nix::Result<()> {
+/// Stops this process as `signal` does, until it is continued, if that `is_due` still. The signal must be blocked in
+/// all threads.
+pub fn stop_by(signal: Signal, is_due: impl FnOnce() -> bool) -> nix::Result<()> {
     let set = SigSet::from(signal);
     // Raised while it is blocked: one that is pending already (the terminal's own, if no thread has read it) would
     // stop the process as soon as it is unblocked, and this one a second time after that. `SIGCONT` discards what is
-    // pending of both.
+    // pending of both, also before they stop anything.
     raise(signal)?;
+    if !is_due() {
+        let pending = SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
+        // None where it was discarded.
+        pending.read_signal()?;
+        return Ok(());
+    }
     set.thread_unblock()?;
     set.thread_block()
+}
+
+/// The same, for some time at most.
+pub fn stop_awhile(signal: Signal, time: Duration) -> nix::Result<()> {
+    // A signal continues what no thread of the process can any more. One that comes before the stop has no effect:
+    // others follow later, each of a timer of its own, as one that repeats waits until its signal is taken.
+    let mut timers = Vec::new();
+    for factor in [1, 5, 25] {
+        let event = SigEvent::new(SigevNotify::SigevSignal {
+            signal: Signal::SIGCONT,
+            si_value: 0,
+        });
+        let mut timer = Timer::new(ClockId::CLOCK_MONOTONIC, event)?;
+        let expiration = Expiration::OneShot((time * factor).into());
+        timer.set(expiration, TimerSetTimeFlags::empty())?;
+        timers.push(timer);
+    }
+    stop_by(signal, || true)
 }
 
 /// Ends this process as a signal of this number does. Returns where it cannot: a number that is
@@ -33,7 +62,7 @@ mod tests {
     use nix::unistd::Pid;
     use std::os::unix::process::CommandExt;
     use std::process::{Child, Command};
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     const STOPS: &str = "MEMFOLD_TEST_STOPS";
 
@@ -58,7 +87,7 @@ mod tests {
     fn one_continue_is_enough_where_the_signal_was_pending() {
         if std::env::var_os(STOPS).is_some() {
             kill(Pid::this(), Signal::SIGTSTP).unwrap();
-            stop_by(Signal::SIGTSTP).unwrap();
+            stop_by(Signal::SIGTSTP, || true).unwrap();
             return;
         }
         let mut command = Command::new(std::env::current_exe().unwrap());

@@ -47,6 +47,8 @@ const OWN_ACTIONS: [(Signal, bool); 2] = [(Signal::SIGCHLD, false), (Signal::SIG
 
 /// `si_code` of what the kernel itself sends.
 const SI_KERNEL: i32 = 0x80;
+/// Of what memfold's own timer sends, which continues memfold alone.
+const SI_TIMER: i32 = -2;
 
 /// Whether the kernel sends a signal to memfold alone, in the program's place: to the leader of a session whose terminal is
 /// lost, and by timers that were set before memfold was executed. Others of its signals the terminal sends to the program,
@@ -213,6 +215,9 @@ impl Taker {
     fn next(&self) -> Option<Received> {
         loop {
             let info = self.source.read_signal().ok().flatten()?;
+            if info.ssi_code == SI_TIMER {
+                continue;
+            }
             let Ok(signal) = Signal::try_from(info.ssi_signo as i32) else {
                 continue;
             };

@@ -6,8 +6,8 @@ use super::descendants::{Descendants, Finding, GRACE, Known};
 use super::descriptors;
 use super::escalation::{SAME_REQUEST, signal_below};
 use super::host_swap::HostSwap;
+use super::job::Job;
 use super::outcome::Outcome;
-use super::raise::stop_by;
 use super::received::Received;
 use super::signals::Signals;
 use super::stillness::Stillness;
@@ -19,6 +19,7 @@ use crate::live::Server;
 use crate::report::{Programs, Snapshot, Statistics};
 use memfold_pager::Supervisor;
 use memfold_sys::probe::Managed;
+use memfold_sys::process;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -73,6 +74,7 @@ pub struct Watched {
 /// What changes while it is watched.
 struct State {
     descendants: Descendants,
+    job: Job,
     started: Instant,
     /// How the program ended, and when.
     ended: Option<(Outcome, Instant)>,
@@ -93,6 +95,7 @@ impl Watch<'_> {
         }
         let mut state = State {
             descendants: Descendants::new(self.supervisor.preload_path(), Some(attachments)),
+            job: Job::default(),
             started: Instant::now(),
             ended: None,
             asked_to_end: None,
@@ -105,13 +108,15 @@ impl Watch<'_> {
         let mut host_swap = HostSwap::new(self.supervisor, Managed::Started);
         let mut stillness = Stillness::new();
         loop {
-            self.wait_until(next_look);
+            let stopped = state.job.next_look();
+            self.wait_until(stopped.map_or(next_look, |look| look.min(next_look)));
             self.take_signals(&mut state);
             self.server.answer(|| self.snapshot(&state).into());
             control::serve(&self.commands, || {
                 of_run(self.supervisor.control(), self.supervisor.attacher())
             });
             let just_ended = self.reap(&mut state);
+            self.follow_stop(&mut state);
             if just_ended || Instant::now() >= next_look {
                 let began = Instant::now();
                 let is_still = state.descendants.is_settled() && stillness.is_still();
@@ -186,6 +191,7 @@ impl Watch<'_> {
 
     fn take_signals(&self, state: &mut State) {
         while let Some(received) = self.signals.next() {
+            state.job.received(received);
             match state.ended {
                 None => self.pass_on(received),
                 Some(_) if received.was_ignored => {}
@@ -199,6 +205,16 @@ impl Watch<'_> {
         if !received.by_terminal {
             let _ = kill(Pid::from_raw(self.program), received.signal);
         }
+    }
+
+    fn follow_stop(&self, state: &mut State) {
+        let guardian = self.supervisor.guardian_process();
+        let others = || {
+            let mut below = process::below(process::own_id());
+            below.retain(|pid| Some(*pid) != guardian);
+            below
+        };
+        state.job.follow(self.program, others, self.signals);
     }
 
     /// Takes in what ended. Returns whether the program is among them, or any once it has ended.
@@ -215,7 +231,7 @@ impl Watch<'_> {
                 state.ended = Some((outcome, Instant::now()));
                 relevant = true;
             } else if let Some(signal) = status.stopping_signal() {
-                follow_stop(signal, self.signals);
+                state.job.program_stopped(signal);
             }
         }
         relevant
@@ -350,17 +366,5 @@ impl Watch<'_> {
             statistics: Statistics::new(&stats, cpu_seconds(), state.descendants.unmanaged())
                 .with(self.programs(state)),
         }
-    }
-}
-
-/// The terminal stopped the program (Ctrl-Z, or it read while in the background): memfold stops
-/// as well, so that the shell sees its job stopped. It was all of the job that stopped, so
-/// nothing waits for memfold meanwhile. `SIGSTOP` means one process (a debugger, `cpulimit`) and
-/// the others need memfold.
-fn follow_stop(number: i32, signals: &Signals) {
-    use Signal::{SIGTSTP, SIGTTIN, SIGTTOU};
-    if let Ok(signal @ (SIGTSTP | SIGTTIN | SIGTTOU)) = Signal::try_from(number) {
-        let _ = stop_by(signal);
-        signals.forget_stops();
     }
 }

@@ -20,6 +20,7 @@ mod harness;
 mod helper;
 mod inherited;
 mod intruders;
+mod job_control;
 mod late;
 mod leftovers;
 mod live_control;

@@ -19,7 +19,9 @@ pub use redis_client::{RedisClient, later_value, redis_value};
 pub use run::{Limits, Outcome, Program, Running};
 pub use stranger::{OTHER, STRANGER, Stage, as_user};
 pub use terminal::Terminal;
-pub use tree::{Sample, descendants, is_alive, is_runnable, wait_until_stopped};
+pub use tree::{
+    Sample, children_of_thread, descendants, is_alive, is_runnable, wait_until_stopped,
+};
 pub use turn::{Share, turn};
 
 use std::collections::BTreeMap;
