@@ -29,6 +29,13 @@ fn share_calls() {
     CALLS.store(page.cast(), Ordering::Relaxed);
 }
 
+/// Restores and returns: the access is made again.
+extern "C" fn returning_handler(signal: i32) {
+    calls().fetch_add(1, Ordering::Relaxed);
+    // SAFETY: as below.
+    unsafe { libc::sigaction(signal, BEFORE.load(Ordering::Relaxed), ptr::null_mut()) };
+}
+
 extern "C" fn restoring_handler(signal: i32) {
     calls().fetch_add(1, Ordering::Relaxed);
     // SAFETY: what `install` put there; the process keeps it.
@@ -38,12 +45,14 @@ extern "C" fn restoring_handler(signal: i32) {
     }
 }
 
-fn install(signal: i32) {
+const RAISES: (extern "C" fn(i32), i32) = (restoring_handler, libc::SA_NODEFER | libc::SA_ONSTACK);
+
+fn install(signal: i32, (handler, flags): (extern "C" fn(i32), i32)) {
     // SAFETY: a zeroed action with a handler of one argument; the kernel fills in the one before.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = restoring_handler as *const () as usize;
-        action.sa_flags = libc::SA_NODEFER | libc::SA_ONSTACK;
+        action.sa_sigaction = handler as *const () as usize;
+        action.sa_flags = flags;
         let mut before = MaybeUninit::uninit();
         let done = libc::sigaction(signal, &raw const action, before.as_mut_ptr());
         assert_eq!(done, 0);
@@ -121,7 +130,7 @@ fn crash() -> i32 {
 fn a_fault_is_served_after_a_handler_that_was_installed_later(mode: Mode) {
     let status = forked(|| {
         let (memfold, mut region) = limited(mode);
-        install(signal_of(mode));
+        install(signal_of(mode), RAISES);
         for _ in 0..3 {
             if !is_whole(&region) || calls().load(Ordering::Relaxed) != 1 {
                 return 2;
@@ -134,10 +143,13 @@ fn a_fault_is_served_after_a_handler_that_was_installed_later(mode: Mode) {
 }
 
 /// Nothing goes to the handler but what is the program's, and that ends it after one call.
-fn a_handler_below_is_called_for_the_programs_faults_alone(mode: Mode) {
+fn a_handler_below_is_called_for_the_programs_faults_alone(
+    mode: Mode,
+    how: (extern "C" fn(i32), i32),
+) {
     let status = forked(|| {
         let (memfold, mut region) = limited(mode);
-        install(libc::SIGSEGV);
+        install(libc::SIGSEGV, how);
         if mode == Mode::Protection {
             reinstall_handlers().unwrap();
         }
@@ -178,7 +190,14 @@ fn faults_are_served_beside_handlers_that_restore_and_raise() {
             continue;
         }
         a_fault_is_served_after_a_handler_that_was_installed_later(mode);
-        a_handler_below_is_called_for_the_programs_faults_alone(mode);
+        for how in [
+            RAISES,
+            (restoring_handler, 0),
+            (restoring_handler, libc::SA_ONSTACK),
+            (returning_handler, libc::SA_ONSTACK),
+        ] {
+            a_handler_below_is_called_for_the_programs_faults_alone(mode, how);
+        }
         a_signal_that_the_program_raises_ends_it(mode);
     }
 }

@@ -74,7 +74,8 @@ pub fn has_no_handler(signal: i32) -> bool {
     matches!(installed(signal), Some(libc::SIG_DFL | libc::SIG_IGN))
 }
 
-fn installed(signal: i32) -> Option<usize> {
+/// The address of the handler of a signal, or the number of its default action or of ignoring it.
+pub fn installed(signal: i32) -> Option<usize> {
     let mut now = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: asks only; the structure is read if it was filled.
     unsafe {
@@ -120,9 +121,9 @@ pub unsafe fn is_raised_by_handler(info: *const Info, context: *const libc::c_vo
 }
 
 impl Previous {
-    /// Whether it is the default action, or ignoring.
-    pub fn is_no_handler(&self) -> bool {
-        matches!(self.0.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
+    /// Whether this handler was installed, as [`installed`] has it.
+    pub fn is(&self, handler: usize) -> bool {
+        self.0.sa_sigaction == handler
     }
 
     /// Passes a signal on to what was installed before, under the mask that it asked for.

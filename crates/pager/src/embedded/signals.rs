@@ -9,8 +9,8 @@ use super::area::{Area, Served};
 use super::registry;
 use super::remote_queue::PAUSE;
 use super::worker::{self, Worker};
-use chain::Chain;
-use memfold_sys::signal::{self, Info};
+use chain::{Chain, LEVELS};
+use memfold_sys::signal::{self, Handler, Info};
 use memfold_sys::thread;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,9 +34,9 @@ pub(super) fn install(signal: i32) -> io::Result<()> {
     let chain = chain(signal);
     // A forked child may have reset all signals, and so may a library that handled this one for a
     // while.
-    if !chain.is_begun() || signal::has_no_handler(signal) {
+    if chain.levels() == 0 || signal::has_no_handler(signal) {
         // A fault of another thread in between finds no previous handler and is tried again.
-        chain.begin(signal::install(signal, on_fault)?);
+        chain.keep(0, signal::install(signal, HANDLERS[0])?);
     }
     Ok(())
 }
@@ -50,8 +50,14 @@ pub(super) fn install(signal: i32) -> io::Result<()> {
 pub fn reinstall() -> io::Result<()> {
     let _installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
     for signal in [MISSING, PROTECTED] {
-        if chain(signal).is_begun() && !is_installed(signal) {
-            chain(signal).put_above(signal::install(signal, on_fault)?);
+        let chain = chain(signal);
+        if chain.levels() == 0 || is_installed(signal) {
+            continue;
+        }
+        let known = signal::installed(signal).and_then(|found| chain.level_above(found));
+        let level = known.unwrap_or(chain.levels());
+        if let Some(handler) = HANDLERS.get(level) {
+            chain.keep(level, signal::install(signal, *handler)?);
         }
     }
     Ok(())
@@ -74,17 +80,34 @@ pub(super) fn explain_inherited() -> io::Result<()> {
 
 /// Whether the kernel calls this handler for a signal.
 pub(super) fn is_installed(signal: i32) -> bool {
-    signal::is_installed(signal, on_fault)
+    let is_installed = |handler: &Handler| signal::is_installed(signal, *handler);
+    HANDLERS.iter().any(is_installed)
 }
 
-extern "C" fn on_fault(signal: i32, info: *mut Info, context: *mut libc::c_void) {
+/// One for each level of a [`Chain`].
+static HANDLERS: [Handler; LEVELS] = [
+    on_fault::<0>,
+    on_fault::<1>,
+    on_fault::<2>,
+    on_fault::<3>,
+    on_fault::<4>,
+    on_fault::<5>,
+    on_fault::<6>,
+    on_fault::<7>,
+];
+
+extern "C" fn on_fault<const LEVEL: usize>(
+    signal: i32,
+    info: *mut Info,
+    context: *mut libc::c_void,
+) {
     signal::keep_errno(|| {
         // SAFETY: the arguments are the kernel's.
         unsafe {
             // Regions are not executable: a jump into one would fault for ever.
             let executes = signal == PROTECTED && signal::is_fetch(context);
             if executes || !serve_fault(info) {
-                chain(signal).pass_on(signal, info, context);
+                chain(signal).pass_on(LEVEL, (signal, info, context));
             }
         }
     });
