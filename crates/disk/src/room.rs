@@ -5,7 +5,7 @@ use crate::discard::Backlog;
 use memfold_swap::SwapSpace;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zsmalloc::{HugePageLimit, PageSource};
 
 /// Bytes in use: pool, tables and map, with leaves that are not freed yet.
@@ -31,8 +31,11 @@ pub(crate) struct Room {
     released: Condvar,
 }
 
-/// A waiter looks again after this time, as others release what they did not use without a word if nobody waits.
-const LONGEST_WAIT: Duration = Duration::from_millis(100);
+/// A waiter looks again after this time: what is in use may become less, and a reservation that is taken back wakes none.
+const LOOKS_AGAIN: Duration = Duration::from_millis(100);
+/// A waiter makes room itself after this time: others may hold theirs for as long as a store does not answer, and new
+/// requests may take what is released.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// Bytes that no other request may use. Held until they are in use or not needed.
 #[derive(Debug)]
@@ -89,12 +92,7 @@ impl Room {
         }
     }
 
-    /// Bytes that requests may have in use and reserved.
-    fn most(&self) -> u64 {
-        self.limit - self.held_back.load(Ordering::Relaxed)
-    }
-
-    /// The same, and waits while others have reserved what is lacking and do not wait themselves. `held` bytes are this
+    /// [`reserve`](Self::reserve), which waits for a while as long as others have reserved what is lacking and do not wait themselves. `held` bytes are this
     /// thread's. `None` if room must be made.
     pub(crate) fn reserve_after_others(
         &self,
@@ -102,6 +100,7 @@ impl Room {
         held: u64,
         used: impl Fn() -> u64,
     ) -> Option<Reserved<'_>> {
+        let began = Instant::now();
         let mut held_by_waiters = self.lock();
         *held_by_waiters += held;
         self.waiters.fetch_add(1, Ordering::SeqCst);
@@ -112,15 +111,21 @@ impl Room {
                 break Some(reserved);
             }
             let others = self.reserved.load(Ordering::SeqCst) > *held_by_waiters;
-            if !others || used().saturating_add(bytes).saturating_add(held) > self.most() {
+            let waits = others && began.elapsed() < LONGEST_WAIT;
+            if !waits || used().saturating_add(bytes).saturating_add(held) > self.most() {
                 break None;
             }
-            let waited = self.released.wait_timeout(held_by_waiters, LONGEST_WAIT);
+            let waited = self.released.wait_timeout(held_by_waiters, LOOKS_AGAIN);
             (held_by_waiters, _) = waited.unwrap_or_else(PoisonError::into_inner);
         };
         self.waiters.fetch_sub(1, Ordering::SeqCst);
         *held_by_waiters -= held;
         reserved
+    }
+
+    /// Bytes that requests may have in use and reserved.
+    fn most(&self) -> u64 {
+        self.limit - self.held_back.load(Ordering::Relaxed)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, u64> {
@@ -213,14 +218,15 @@ mod tests {
     fn those_that_wait_do_not_wait_for_each_other() {
         let room = Room::new(100);
         let outcomes: Vec<bool> = std::thread::scope(|scope| {
-            let wait = || {
-                let held = room.reserve(30, || 10).expect("it fits");
-                std::thread::sleep(Duration::from_millis(20));
-                let more = room.reserve_after_others(50, 30, || 10).is_some();
-                drop(held);
-                more
-            };
-            let threads = [scope.spawn(wait), scope.spawn(wait)];
+            let held = [0; 2].map(|_| room.reserve(30, || 10).expect("it fits"));
+            let room = &room;
+            let threads = held.map(|held| {
+                scope.spawn(move || {
+                    let more = room.reserve_after_others(50, 30, || 10).is_some();
+                    drop(held);
+                    more
+                })
+            });
             threads
                 .map(|thread| thread.join().expect("a thread"))
                 .to_vec()
