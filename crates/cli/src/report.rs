@@ -1,7 +1,6 @@
 //! The documents of a run: the JSON at its end, the JSON while it runs.
 
 use memfold_pager::{FaultLatency, Now, ProgramUsage, Stats, Totals};
-use memfold_sys::PAGE_SIZE;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -18,6 +17,9 @@ pub struct Statistics {
     /// The limit that was exceeded the most, by more than is tolerated; 0 if every limit was kept.
     #[serde(default)]
     pub exceeded_limit_bytes: u64,
+    /// By how much.
+    #[serde(default)]
+    pub exceeded_by_bytes: u64,
     /// CPU time of memfold's own process, user and system. The CPU time of its helper threads is the
     /// programs' own.
     pub cpu_seconds: f64,
@@ -55,6 +57,7 @@ impl Statistics {
             fault_ns: stats.fault_ns,
             remote_fault_ns: stats.remote_fault_ns,
             exceeded_limit_bytes: stats.exceeded_limit_bytes,
+            exceeded_by_bytes: stats.exceeded_by_bytes,
             cpu_seconds,
             processes_unmanaged,
             programs: Programs::default(),
@@ -107,13 +110,6 @@ impl Statistics {
     /// Whether no limit, also one that was changed since, was ever exceeded by more than is tolerated.
     pub fn is_limit_kept(&self) -> bool {
         self.exceeded_limit_bytes == 0
-    }
-
-    /// The largest excess in bytes.
-    pub fn most_over(&self) -> u64 {
-        self.totals
-            .over_limit_pages
-            .saturating_mul(PAGE_SIZE as u64)
     }
 }
 
@@ -233,7 +229,7 @@ mod tests {
 
     #[test]
     fn the_fixed_names_are_there() {
-        const NAMES: [&str; 43] = [
+        const NAMES: [&str; 44] = [
             "exit_code",
             "wall_seconds",
             "limit_bytes",
@@ -266,6 +262,7 @@ mod tests {
             "processes",
             "over_limit_pages",
             "exceeded_limit_bytes",
+            "exceeded_by_bytes",
             "longest_pause_ns",
             "cpu_seconds",
             "processes_unmanaged",

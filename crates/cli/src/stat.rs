@@ -132,7 +132,7 @@ fn memory(snapshot: &Snapshot) -> [(&'static str, String); 4] {
     } else {
         format!(
             " (NOT kept: {} over it at most)",
-            bytes(statistics.most_over())
+            bytes(statistics.exceeded_by_bytes)
         )
     };
     let now_text = format!(

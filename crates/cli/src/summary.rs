@@ -71,7 +71,7 @@ fn memory(name: &str, statistics: &Statistics) -> String {
     let kept = if statistics.is_limit_kept() {
         format!("the {what} of {limit} was kept")
     } else {
-        let over = bytes(statistics.most_over());
+        let over = bytes(statistics.exceeded_by_bytes);
         let time = match totals.over_limit_ns {
             0..1_000_000 => "for a moment".to_owned(),
             time => format!("for {}", duration(time)),
@@ -180,6 +180,7 @@ mod tests {
         let stats = Stats {
             totals,
             exceeded_limit_bytes: if is_exceeded { totals.limit_bytes } else { 0 },
+            exceeded_by_bytes: totals.over_limit_pages * 4096,
             ..Stats::default()
         };
         let statistics = Statistics::new(&stats, 0.5, 0).with(programs);

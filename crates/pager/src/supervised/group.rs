@@ -522,6 +522,7 @@ impl Group {
         self.note_peaks();
         let resources = &self.resources;
         let usage = resources.swap.usage();
+        let worst = self.limit.worst();
         let charged = resources.swap.root_group().usage();
         let file = self.file.as_ref().map(|file| file.usage());
         let remote = self.remote.as_ref().map(|remote| remote.tier.usage());
@@ -555,7 +556,8 @@ impl Group {
                 remote_copies_read: remote.copies_read,
                 ..resources.counters.totals()
             },
-            exceeded_limit_bytes: self.limit.exceeded(),
+            exceeded_limit_bytes: worst.limit,
+            exceeded_by_bytes: worst.bytes,
             fault_ns: resources.latency.summary(),
             remote_fault_ns: resources.remote_latency.summary(),
         }

@@ -88,7 +88,9 @@ impl LimitState {
             Excess { bytes, limit }
         };
         let (of_total, of_resident) = (above(total, &self.total), above(resident, &self.resident));
-        let excess = if of_total.bytes >= of_resident.bytes {
+        // One that is not tolerated counts, though another one is larger.
+        let rank = |excess: Excess| (excess.is_reported(), excess.bytes);
+        let excess = if rank(of_total) >= rank(of_resident) {
             of_total
         } else {
             of_resident
@@ -111,9 +113,12 @@ impl LimitState {
         }
     }
 
-    /// The limit that was exceeded the most; 0 if every limit so far was kept.
-    pub(crate) fn exceeded(&self) -> u64 {
-        self.worst_limit.load(Relaxed)
+    /// The largest excess that was not tolerated; of 0 bytes above 0 if every limit so far was kept.
+    pub(crate) fn worst(&self) -> Excess {
+        Excess {
+            bytes: self.worst.load(Relaxed),
+            limit: self.worst_limit.load(Relaxed),
+        }
     }
 
     /// Whether an excess is to be warned of, which is once.
@@ -153,12 +158,17 @@ mod tests {
             resident_bytes: Some(16 * MIB),
         });
         state.note(state.excess(20 * MIB, 40 * MIB, 0));
-        assert_eq!(state.exceeded(), 0, "4 MiB are tolerated");
-        state.note(state.excess(40 * MIB, 60 * MIB, 0));
-        assert_eq!(state.exceeded(), 16 * MIB);
+        assert_eq!(state.worst(), Excess::default(), "4 MiB are tolerated");
+        // So are 30 MiB of the total limit, which is exceeded by more.
+        state.note(state.excess(40 * MIB, (1 << 30) + 30 * MIB, 0));
+        let worst = Excess {
+            bytes: 24 * MIB,
+            limit: 16 * MIB,
+        };
+        assert_eq!(state.worst(), worst);
         state.set(total(2 << 30), 0);
         state.note(state.excess(40 * MIB, 60 * MIB, 0));
-        assert_eq!(state.exceeded(), 16 * MIB);
+        assert_eq!(state.worst(), worst);
     }
 
     #[test]

@@ -186,6 +186,8 @@ pub struct Stats {
     pub totals: Totals,
     /// The limit that was exceeded the most, by more than is tolerated; 0 if every limit so far was kept.
     pub exceeded_limit_bytes: u64,
+    /// By how much.
+    pub exceeded_by_bytes: u64,
     /// Latency of fault service.
     pub fault_ns: FaultLatency,
     /// The part of it for pages on other machines.
