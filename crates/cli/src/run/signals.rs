@@ -11,6 +11,7 @@ use memfold_sys::inherited::{set_ignored, was_ignored};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::process::{getpid, getsid};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -55,7 +56,11 @@ const SI_TIMER: i32 = -2;
 /// too, or they are about memfold's own CPU time.
 fn is_for_program(signal: Signal) -> bool {
     use Signal::{SIGALRM, SIGCONT, SIGHUP, SIGPROF, SIGVTALRM};
-    matches!(signal, SIGALRM | SIGCONT | SIGHUP | SIGPROF | SIGVTALRM)
+    match signal {
+        SIGALRM | SIGPROF | SIGVTALRM => true,
+        SIGHUP | SIGCONT => getsid(None).is_ok_and(|session| session == getpid()),
+        _ => false,
+    }
 }
 
 /// Signals that came and were not taken yet.
