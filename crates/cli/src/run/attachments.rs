@@ -103,7 +103,7 @@ fn attach(attacher: &Attacher, pid: i32) -> Result<(), AttachError> {
     let mut tries = 1;
     loop {
         match attacher.attach(&process) {
-            Err(AttachError::Busy) if tries < TRIES => tries += 1,
+            Err(AttachError::Busy | AttachError::Dispatched) if tries < TRIES => tries += 1,
             attached => return attached,
         }
     }

@@ -261,7 +261,7 @@ impl Descendants {
             None if !is_late => None,
             // A child forked from a held program has its helper before that is connected; one that uses its parent's memory
             // executes a program soon.
-            Some(AttachError::Held | AttachError::Busy) if !is_late => {
+            Some(AttachError::Held | AttachError::Busy | AttachError::Dispatched) if !is_late => {
                 attachments.begin(pid);
                 None
             }

@@ -187,8 +187,8 @@ impl ForkedChildren {
             };
             match attacher.start_forked(child, haste) {
                 Ok(()) | Err(AttachError::Busy | AttachError::Stopped) => {}
-                // Another process traces it, and may let it go.
-                Err(AttachError::NotPermitted) => candidate.fail(now),
+                // Another process traces it, and may let it go; or the program handles its system calls just now.
+                Err(AttachError::NotPermitted | AttachError::Dispatched) => candidate.fail(now),
                 Err(error) => {
                     log::debug!("no helper is started in forked process {pid}: {error}");
                     candidate.fail(now);
