@@ -380,14 +380,14 @@ pub fn give_up_privileges(inspects_others: bool) {
     // Effective, permitted and inheritable, twice 32 bits of each.
     let none = [0u32; 6];
     let users = own_users();
+    let is_root = users.is_none_or(|users| users.contains(&0));
     // SAFETY: numbers, and live structures of which the kernel reads the lengths that it knows.
     unsafe {
         syscall(nr::PRCTL, [PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0]);
         // A process none of whose users is root any more has lost its capabilities by that.
         let keeps_them = || syscall(nr::PRCTL, [PR_GET_SECUREBITS, 0, 0, 0, 0, 0]) != 0;
-        if users.contains(&0)
-            && (!(inspects_others && become_an_unused_user(users[EFFECTIVE])) || keeps_them())
-        {
+        let changes = |users: [u32; 3]| inspects_others && become_an_unused_user(users[EFFECTIVE]);
+        if is_root && (!users.is_some_and(changes) || keeps_them()) {
             let (header, none) = (header.as_ptr() as usize, none.as_ptr() as usize);
             syscall(nr::CAPSET, [header, none, 0, 0, 0, 0]);
         }
@@ -397,15 +397,15 @@ pub fn give_up_privileges(inspects_others: bool) {
 /// Which of [`own_users`] system calls are judged by.
 const EFFECTIVE: usize = 1;
 
-/// The calling thread's real, effective and saved user: root where the kernel does not tell.
-fn own_users() -> [u32; 3] {
+/// The calling thread's real, effective and saved user; `None` where a filter of the program's keeps the kernel from telling.
+fn own_users() -> Option<[u32; 3]> {
     let mut users = [0; 3];
     let [real, effective, saved] = &mut users;
     let places = [real, effective, saved].map(|user| core::ptr::from_mut::<u32>(user) as usize);
     let [real, effective, saved] = places;
     // SAFETY: the kernel writes a number to each of three live ones.
-    unsafe { syscall(nr::GETRESUID, [real, effective, saved, 0, 0, 0]) };
-    users
+    let told = unsafe { syscall(nr::GETRESUID, [real, effective, saved, 0, 0, 0]) };
+    (told == 0).then_some(users)
 }
 
 /// Lets the calling thread, whose real, effective or saved user is root, take a user and group that no other process
