@@ -106,10 +106,10 @@ impl Acceptor {
             if peer.process.state(thread).is_some() {
                 // Beside a busy real-time thread that made it, on a CPU of its own, it would get no time.
                 make_ordinary(thread);
-            }
-            if user == process::own_user() {
-                // Its commands are short and make room: it must not queue behind threads that wait for room.
-                set_nice_of(thread, -10);
+                if user == process::own_user() {
+                    // Its commands are short and make room: it must not queue behind threads that wait for room.
+                    set_nice_of(thread, -10);
+                }
             }
             self.attach_helper(&space, inspector, arena, &peer, hello)
         });
