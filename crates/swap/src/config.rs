@@ -75,15 +75,19 @@ impl SwapConfig {
     /// for [`SwapSpace::new_that_fits`](crate::SwapSpace::new_that_fits). All but the first have fewer slots, and suffice
     /// where pages compress alike.
     pub fn for_pool_of(self, pages: usize) -> impl Iterator<Item = SwapConfig> {
+        let most = Self::capacity_for(pages);
         let scarce = [4, 2, 1].map(|times: usize| SwapConfig {
             pool_capacity_pages: times.saturating_mul(pages.next_power_of_two()),
             max_slots: self.max_slots.min(FEWER_SLOTS),
             ..self.clone()
         });
         let plentiful = SwapConfig {
-            pool_capacity_pages: Self::capacity_for(pages),
+            pool_capacity_pages: most,
             ..self
         };
+        let scarce = scarce
+            .into_iter()
+            .filter(move |one| one.pool_capacity_pages < most);
         std::iter::once(plentiful).chain(scarce)
     }
 }
@@ -99,5 +103,9 @@ mod tests {
         assert_eq!(pages, [54_000, 16_384, 8192, 4096]);
         let slots: Vec<_> = configs.iter().map(|one| one.max_slots).collect();
         assert_eq!(slots, [1 << 28, 1 << 26, 1 << 26, 1 << 26]);
+        // The largest capacity there may be.
+        let few = SwapConfig::default().for_pool_of(1 << 30);
+        let pages: Vec<_> = few.map(|one| one.pool_capacity_pages).collect();
+        assert_eq!(pages, [1 << 31, 1 << 30]);
     }
 }
