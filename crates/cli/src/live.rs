@@ -152,6 +152,27 @@ impl RunFolder {
         Ok(place)
     }
 
+    /// Why a run or disk that listens gives no statistics; `None` if it gives them, or does not listen.
+    fn complaint(&self, deadline: Instant) -> Option<String> {
+        let (stream, pid) = self.connect(SOCKET, deadline).ok()?;
+        let name = pid.map_or_else(
+            || self.path.display().to_string(),
+            |pid| format!("PID {pid}"),
+        );
+        match read_all(stream, Some(deadline)) {
+            Err(error) if error.kind() == ErrorKind::TimedOut => Some(format!(
+                "{name} does not answer: it may be stopped (then: kill -CONT)"
+            )),
+            Ok(document) if !document.is_empty() => {
+                let known = serde_json::from_slice::<Instance>(&document);
+                known.is_err().then(|| {
+                    format!("{name} is of another version of memfold, which understands it")
+                })
+            }
+            _ => None,
+        }
+    }
+
     /// Asks for the statistics.
     fn ask(&self, deadline: Instant) -> io::Result<Instance> {
         let (stream, pid) = self.connect(SOCKET, deadline)?;
@@ -230,6 +251,22 @@ pub fn instances_of(pid: Option<u32>, patience: Duration) -> Vec<Instance> {
     found.into_iter().map(|(_, instance)| instance).collect()
 }
 
+/// What is wrong with runs and disks of this user that listen, and give no statistics.
+pub fn complaints() -> Vec<String> {
+    let deadline = Instant::now() + PATIENCE;
+    let homes = runtime::homes();
+    let entries = homes.into_iter().flat_map(|(home, owner)| {
+        let entries = fs::read_dir(home).into_iter().flatten().flatten();
+        entries.map(move |entry| RunFolder {
+            path: entry.path(),
+            owner,
+        })
+    });
+    let own = entries.filter(RunFolder::is_own);
+    own.filter_map(|folder| folder.complaint(deadline))
+        .collect()
+}
+
 /// There is nothing to show.
 pub fn nothing_runs(pid: Option<u32>) -> Failure {
     let text = match pid {
@@ -241,7 +278,8 @@ pub fn nothing_runs(pid: Option<u32>) -> Failure {
                 .to_owned()
         }
     };
-    Failure::with_status(1, text)
+    let all: Vec<String> = std::iter::once(text).chain(complaints()).collect();
+    Failure::with_status(1, all.join("; "))
 }
 
 #[cfg(test)]
@@ -308,6 +346,42 @@ mod tests {
         assert_eq!(answer, expected.into());
         drop(server);
         assert!(fs::read_dir(&folder.path).unwrap().next().is_none());
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_run_that_does_not_answer_is_said() {
+        let home = tempfile::tempdir().unwrap();
+        let folder = run_folder(home.path());
+        assert_eq!(folder.complaint(soon()), None, "nothing is there");
+        let server = Server::bind(&folder.path, SOCKET).unwrap();
+        let complaint = folder.complaint(soon()).expect("it does not answer");
+        assert!(complaint.contains("stopped"), "{complaint}");
+        while server.accept().is_some() {}
+        let answer = |document: &'static str| {
+            let asking = folder.clone();
+            let asked = std::thread::spawn(move || asking.complaint(Instant::now() + PATIENCE));
+            while !asked.is_finished() {
+                if let Some(mut stream) = server.accept() {
+                    stream.write_all(document.as_bytes()).unwrap();
+                }
+            }
+            asked.join().unwrap()
+        };
+        let complaint = answer("{\"pid\": 11}").expect("it is not understood");
+        assert!(complaint.contains("version"), "{complaint}");
+        let known = serde_json::to_string(&Instance::from(snapshot())).unwrap();
+        assert_eq!(answer(known.leak()), None);
+    }
+
+    #[test]
+    fn statistics_that_another_version_lacks_are_zero() {
+        let mut document = serde_json::to_value(Instance::from(snapshot())).unwrap();
+        let fields = document.as_object_mut().unwrap();
+        assert!(fields.remove("longest_pause_ns").is_some());
+        assert!(fields.remove("exceeded_limit_bytes").is_some());
+        fields.insert("new_in_a_later_version".to_owned(), 1.into());
+        let known: Instance = serde_json::from_value(document).unwrap();
+        assert_eq!(known, snapshot().into());
     }
 
     #[test]

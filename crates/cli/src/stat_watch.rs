@@ -22,11 +22,12 @@ pub fn watch(pid: Option<u32>, interval: Duration, json: bool) -> Result<ExitCod
     let mut next = Instant::now();
     loop {
         let runs = live::instances_of(pid, live::PATIENCE);
-        if runs.is_empty() {
-            return match lines {
-                0 => Err(nothing_runs(pid)),
-                _ => Ok(ExitCode::SUCCESS),
-            };
+        if runs.is_empty() && lines == 0 {
+            return Err(nothing_runs(pid));
+        }
+        // One that is stopped for a while goes on.
+        if runs.is_empty() && live::complaints().is_empty() {
+            return Ok(ExitCode::SUCCESS);
         }
         let mut text = String::new();
         for run in &runs {

@@ -24,7 +24,8 @@ macro_rules! statistics {
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         pub struct $name {
             $($($(#[$other_meta])* pub $other: $kind,)+)?
-            $($(#[doc = $doc])+ pub $field: u64,)+
+            // Another version may not have it.
+            $($(#[doc = $doc])+ #[cfg_attr(feature = "serde", serde(default))] pub $field: u64,)+
         }
 
         impl $name {
