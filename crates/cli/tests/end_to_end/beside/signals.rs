@@ -1,4 +1,4 @@
-//! Signals reach the program that memfold runs, whoever sends them.
+//! Signals reach the program that memfold runs, also those that the kernel sends to memfold alone.
 
 use crate::support::{Limits, MIB, Program, memfold};
 use nix::sys::signal::{Signal, kill};
