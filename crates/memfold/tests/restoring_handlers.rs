@@ -142,12 +142,22 @@ fn a_fault_is_served_after_a_handler_that_was_installed_later(mode: Mode) {
     assert_eq!(status, 0, "{mode:?}: {status:#x}");
 }
 
+/// A signal that is no fault, which a program may send itself.
+fn raise() -> i32 {
+    // SAFETY: a number.
+    unsafe { libc::raise(libc::SIGSEGV) };
+    4
+}
+
 /// Nothing goes to the handler but what is the program's, and that ends it after one call.
 fn a_handler_below_is_called_for_the_programs_faults_alone(
     mode: Mode,
     how: (extern "C" fn(i32), i32),
+    end: fn() -> i32,
 ) {
     let status = forked(|| {
+        // SAFETY: a number. (The handler of Rust's standard library takes what is raised for a stack overflow.)
+        unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
         let (memfold, mut region) = limited(mode);
         install(libc::SIGSEGV, how);
         if mode == Mode::Protection {
@@ -160,7 +170,7 @@ fn a_handler_below_is_called_for_the_programs_faults_alone(
         if calls().load(Ordering::Relaxed) != 0 {
             return 3;
         }
-        crash()
+        end()
     });
     let ended = libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV;
     assert!(ended, "{mode:?}: {status:#x}");
@@ -196,8 +206,9 @@ fn faults_are_served_beside_handlers_that_restore_and_raise() {
             (restoring_handler, libc::SA_ONSTACK),
             (returning_handler, libc::SA_ONSTACK),
         ] {
-            a_handler_below_is_called_for_the_programs_faults_alone(mode, how);
+            a_handler_below_is_called_for_the_programs_faults_alone(mode, how, crash);
         }
+        a_handler_below_is_called_for_the_programs_faults_alone(mode, RAISES, raise);
         a_signal_that_the_program_raises_ends_it(mode);
     }
 }

@@ -56,9 +56,9 @@ impl Chain {
 
     /// Has the handler below a level called.
     ///
-    /// Where a handler above this level has raised the signal, a fault on a region may have gone there: the first time,
-    /// nothing is done. The access is made again when that handler has returned, and is served, or comes here as a fault of
-    /// the program.
+    /// Where a handler above the highest level has raised the signal, a fault on a region may have gone there: the first
+    /// time, nothing is done. The access is made again when that handler has returned, and is served, or comes here as a
+    /// fault of the program. (Those below a level are called for what is the program's alone.)
     ///
     /// # Safety
     /// The arguments are what the kernel gave the handler of that level.
@@ -69,7 +69,8 @@ impl Chain {
     ) {
         // SAFETY: the caller's promise.
         let is_raised = unsafe { signal::is_raised_by_handler(info, context) };
-        if is_raised && !self.raised.swap(true, Ordering::Relaxed) {
+        let is_highest = level + 1 == self.levels();
+        if is_raised && is_highest && !self.raised.swap(true, Ordering::Relaxed) {
             return;
         }
         if let Some(below) = self.below[level].get() {
