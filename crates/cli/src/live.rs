@@ -212,6 +212,15 @@ pub fn read_all(mut stream: UnixStream, deadline: Option<Instant>) -> io::Result
     }
 }
 
+/// What may be the folders of runs and disks of a user, in their home.
+fn folders(home: &Path, owner: u32) -> impl Iterator<Item = RunFolder> + use<> {
+    let entries = fs::read_dir(home).into_iter().flatten().flatten();
+    entries.map(move |entry| RunFolder {
+        path: entry.path(),
+        owner,
+    })
+}
+
 /// Asks all runs and disks that can be found, lowest PID first: those of this user, and for root those of all users.
 /// Those that take longer than `patience` to answer are left out; other users' share that time.
 pub fn instances(patience: Duration) -> Vec<(RunFolder, Instance)> {
@@ -219,9 +228,7 @@ pub fn instances(patience: Duration) -> Vec<(RunFolder, Instance)> {
     let mut found: Vec<(RunFolder, Instance)> = Vec::new();
     let mut asked = 0;
     for (home, owner) in runtime::homes() {
-        for entry in fs::read_dir(&home).into_iter().flatten().flatten() {
-            let path = entry.path();
-            let folder = RunFolder { path, owner };
+        for folder in folders(&home, owner) {
             let deadline = match folder.is_own() {
                 true => Instant::now() + patience,
                 false if asked == MOST_OTHERS || Instant::now() >= others => break,
@@ -254,16 +261,12 @@ pub fn instances_of(pid: Option<u32>, patience: Duration) -> Vec<Instance> {
 /// What is wrong with runs and disks of this user that listen, and give no statistics.
 pub fn complaints() -> Vec<String> {
     let deadline = Instant::now() + PATIENCE;
-    let homes = runtime::homes();
-    let entries = homes.into_iter().flat_map(|(home, owner)| {
-        let entries = fs::read_dir(home).into_iter().flatten().flatten();
-        entries.map(move |entry| RunFolder {
-            path: entry.path(),
-            owner,
-        })
-    });
-    let own = entries.filter(RunFolder::is_own);
-    own.filter_map(|folder| folder.complaint(deadline))
+    let own_user = rustix::process::geteuid().as_raw();
+    // Another user's folder may have any number of entries.
+    let homes = runtime::homes().into_iter();
+    let own = homes.filter(|(_, owner)| *owner == own_user);
+    own.flat_map(|(home, owner)| folders(&home, owner))
+        .filter_map(|folder| folder.complaint(deadline))
         .collect()
 }
 
