@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{MIB, PAGE, builder};
+use common::{MIB, PAGE, builder, forked};
 use memfold::{Memfold, Mode, Region, reinstall_handlers};
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -74,19 +74,10 @@ fn assert_alternate_stack() {
     assert_eq!(flags & libc::SS_DISABLE, 0);
 }
 
-/// Runs a child, and returns its wait status.
-fn forked(run: impl FnOnce() -> i32) -> i32 {
+/// Runs a child, whose calls are counted, and returns its wait status.
+fn counted(run: impl FnOnce() -> i32) -> i32 {
     calls().store(0, Ordering::Relaxed);
-    // SAFETY: the child runs only what is given and exits without destructors.
-    unsafe {
-        let child = libc::fork();
-        if child == 0 {
-            libc::_exit(run());
-        }
-        let mut status = 0;
-        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
-        status
-    }
+    forked(run)
 }
 
 fn signal_of(mode: Mode) -> i32 {
@@ -128,7 +119,7 @@ fn crash() -> i32 {
 
 /// The fault goes to the handler first. What it raises does not end the program, and it is not called again.
 fn a_fault_is_served_after_a_handler_that_was_installed_later(mode: Mode) {
-    let status = forked(|| {
+    let status = counted(|| {
         let (memfold, mut region) = limited(mode);
         install(signal_of(mode), RAISES);
         for _ in 0..3 {
@@ -155,7 +146,7 @@ fn a_handler_below_is_called_for_the_programs_faults_alone(
     how: (extern "C" fn(i32), i32),
     end: fn() -> i32,
 ) {
-    let status = forked(|| {
+    let status = counted(|| {
         // SAFETY: a number. (The handler of Rust's standard library takes what is raised for a stack overflow.)
         unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
         let (memfold, mut region) = limited(mode);
@@ -179,7 +170,7 @@ fn a_handler_below_is_called_for_the_programs_faults_alone(
 
 /// A program that sends itself the signal is ended, as without memfold.
 fn a_signal_that_the_program_raises_ends_it(mode: Mode) {
-    let status = forked(|| {
+    let status = counted(|| {
         // SAFETY: a number. (The handler of Rust's standard library takes the signal for a stack overflow.)
         unsafe { libc::signal(signal_of(mode), libc::SIG_DFL) };
         let (_memfold, _region) = limited(mode);

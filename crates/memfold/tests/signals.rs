@@ -4,7 +4,7 @@
 mod common;
 
 use allocator_api2::alloc::{Allocator, Layout};
-use common::{MIB, PAGE, builder, fill_page, verify_page};
+use common::{MIB, PAGE, builder, fill_page, forked, verify_page};
 use memfold::{Memfold, Mode, Region};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
@@ -76,20 +76,6 @@ fn page_behind_a_file() -> *const u8 {
     };
     assert_ne!(page, libc::MAP_FAILED);
     page.cast()
-}
-
-/// Runs a child that ends by `run`, and returns its wait status.
-fn forked(run: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: the child runs only what is given and exits without destructors.
-    unsafe {
-        let child = libc::fork();
-        if child == 0 {
-            libc::_exit(run());
-        }
-        let mut status = 0;
-        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
-        status
-    }
 }
 
 /// For a forked child, which ends where it cannot have one.

@@ -58,3 +58,17 @@ pub fn verify_page(page: &[u8], number: u64, generation: u64) {
         );
     }
 }
+
+/// Runs a child that ends by `run`, and returns its wait status.
+pub fn forked(run: impl FnOnce() -> i32) -> i32 {
+    // SAFETY: the child runs only what is given and exits without destructors.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::_exit(run());
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        status
+    }
+}
