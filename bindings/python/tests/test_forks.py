@@ -4,23 +4,17 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import unittest
+
+import programs
 
 PRELUDE = (
     "import memfold, numpy, os, sys, mmap, multiprocessing, multiprocessing.pool, concurrent.futures\n"
 )
-#: Seconds after which a program hangs.
-PATIENCE = 60
 
 
 def run(program):
-    return subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    return programs.run(PRELUDE, program)
 
 
 class Forks(unittest.TestCase):
@@ -194,7 +188,7 @@ class Forks(unittest.TestCase):
     def test_spawned_workers_have_limits_of_their_own(self):
         path = os.path.join(os.path.dirname(__file__), "spawned.py")
         found = subprocess.run(
-            [sys.executable, path], capture_output=True, text=True, timeout=PATIENCE
+            [sys.executable, path], capture_output=True, text=True, timeout=programs.PATIENCE
         )
         self.assertEqual((found.returncode, found.stdout.strip()), (0, "right"), found)
 

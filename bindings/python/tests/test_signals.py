@@ -1,9 +1,8 @@
 """Handlers of SIGBUS and SIGSEGV that are installed after a limit was made."""
 
-import subprocess
-import sys
-import textwrap
 import unittest
+
+import programs
 
 PRELUDE = """
 import faulthandler, memfold, numpy
@@ -11,17 +10,10 @@ def check(limit, a):
     memfold.page_out(a)
     assert (a == 7).all()
 """
-#: Seconds after which a program hangs.
-PATIENCE = 60
 
 
 def run(program):
-    return subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    return programs.run(PRELUDE, program)
 
 
 class Faulthandler(unittest.TestCase):
