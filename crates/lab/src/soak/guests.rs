@@ -14,7 +14,13 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{READY, mix::Guest};
+use memfold_sys::process::Process;
+
+use super::{
+    READY,
+    mix::Guest,
+    rest::{REST, RESTING, Rest, WORK},
+};
 use crate::{
     Options,
     kernel::{redis, start_to_end_with_us},
@@ -40,6 +46,7 @@ struct Mix {
     python: String,
     /// Number of programs that are not ready yet.
     starting: AtomicUsize,
+    rest: Rest,
 }
 
 /// Runs the programs until end of file on standard input, or until one fails.
@@ -53,6 +60,7 @@ pub fn run(options: &Options) -> Result<()> {
         folder: options.value("folder").context("no folder given")?.into(),
         python: options.value("python").unwrap_or("python3").to_owned(),
         starting: AtomicUsize::new(guests.len()),
+        rest: Rest::default(),
     };
     File::create(mix.going())?;
     thread::scope(|scope| {
@@ -67,10 +75,11 @@ pub fn run(options: &Options) -> Result<()> {
                 }
             });
         }
-        // End of file: the lab stops the run, or has exited.
-        let read = stdin().read_to_end(&mut Vec::new());
+        let obeyed = mix.obey();
+        // While all of them run: they exit once the file is gone.
+        mix.rest.end()?;
         fs::remove_file(mix.going())?;
-        read.context("standard input").map(drop)
+        obeyed
     })
 }
 
@@ -82,6 +91,21 @@ impl Mix {
 
     fn is_going(&self) -> bool {
         self.going().exists()
+    }
+
+    /// Begins and ends rests until end of file: the lab stops the run, or has exited.
+    fn obey(&self) -> Result<()> {
+        for line in stdin().lines() {
+            match line.context("standard input")?.as_str() {
+                REST => {
+                    self.rest.begin()?;
+                    println!("{RESTING}");
+                }
+                WORK => self.rest.end()?,
+                other => bail!("standard input: unknown request {other:?}"),
+            }
+        }
+        Ok(())
     }
 
     fn run(&self, guest: Guest) -> Result<()> {
@@ -130,6 +154,8 @@ impl Mix {
     /// Runs a program that needs no requests.
     fn watch(&self, guest: Guest) -> Result<()> {
         let (child, _) = self.start(guest)?;
+        self.rest
+            .add_program(Process::open(child.id().cast_signed())?);
         self.mark_ready();
         self.end(child)
     }
@@ -138,8 +164,10 @@ impl Mix {
         let (child, port) = self.start(Guest::Node)?;
         let mut stream = BufReader::new(TcpStream::connect(("127.0.0.1", port.parse()?))?);
         stream.get_ref().set_read_timeout(Some(REQUEST_TIMEOUT))?;
+        self.rest.add_driver();
         self.mark_ready();
         while self.is_going() {
+            self.rest.wait_if_wanted();
             if let Err(error) = get(&mut stream) {
                 if self.is_going() {
                     return Err(error);
@@ -157,8 +185,10 @@ impl Mix {
         command.args(redis::arguments(port, &self.folder));
         let mut server = redis::Server::new(start(command.stdout(Stdio::null()))?);
         let mut client = redis::connect(port, &mut server)?;
+        self.rest.add_driver();
         let mut round = 0;
         while self.is_going() {
+            self.rest.wait_if_wanted();
             let value = |index| redis::value(round * REDIS_KEYS + index);
             let saves = round > 0;
             if saves {

@@ -5,8 +5,6 @@ use crate::report::Samples;
 /// Most points that the slope is computed from; the work is quadratic in it. In a long run each
 /// point covers more samples.
 const MOST_POINTS: usize = 400;
-/// Fewest samples per point. A larger value filters out longer transients.
-const LEAST_SAMPLES: usize = 6;
 const SECONDS_PER_HOUR: f64 = 3600.0;
 
 /// Samples of one counter: time in seconds, and value.
@@ -29,7 +27,7 @@ impl Series {
         self.0.last().map(|&(_, value)| value)
     }
 
-    /// The minimum of the first tenth: forks and saves add to it temporarily.
+    /// The minimum of the first tenth.
     pub fn at_start(&self) -> f64 {
         least(&self.0[..self.tenth()])
     }
@@ -43,8 +41,8 @@ impl Series {
         self.0.len().div_ceil(10)
     }
 
-    /// The Theil-Sen slope: the median slope of all pairs of points. A point is the minimum of
-    /// consecutive samples, so that transients of forks and saves do not tilt it.
+    /// The Theil-Sen slope: the median slope of all pairs of points, which some outliers do not
+    /// tilt.
     pub fn slope_per_hour(&self) -> f64 {
         let points = self.points();
         let slopes = points.iter().enumerate().flat_map(|(index, one)| {
@@ -54,9 +52,9 @@ impl Series {
         median(slopes) * SECONDS_PER_HOUR
     }
 
-    /// At most [`MOST_POINTS`], each the minimum of at least [`LEAST_SAMPLES`] samples.
+    /// At most [`MOST_POINTS`], each the minimum of as many samples.
     fn points(&self) -> Vec<(f64, f64)> {
-        let size = self.0.len().div_ceil(MOST_POINTS).max(LEAST_SAMPLES);
+        let size = self.0.len().div_ceil(MOST_POINTS).max(1);
         let point = |part: &[(f64, f64)]| {
             let times = median(part.iter().map(|&(seconds, _)| seconds));
             (times, least(part))
@@ -89,13 +87,13 @@ mod tests {
 
     #[test]
     fn a_leak_shows_among_outliers() {
-        // One more a minute, and a fork that lives for five seconds of eight.
-        let fork = |second: usize| if second % 8 < 5 { 40.0 } else { 0.0 };
-        let leak = series(600, |second| 20.0 + second as f64 / 60.0 + fork(second));
+        // One more a minute, and a program that exits late in one rest of eight.
+        let late = |second: usize| if second.is_multiple_of(8) { 40.0 } else { 0.0 };
+        let leak = series(600, |second| 20.0 + second as f64 / 60.0 + late(second));
         let slope = leak.slope_per_hour();
         assert!((59.0..61.0).contains(&slope), "{slope}");
         assert!(leak.at_end() - leak.at_start() > 8.0);
-        let constant = series(600, |second| 20.0 + fork(second));
+        let constant = series(600, |second| 20.0 + late(second));
         assert_eq!(constant.slope_per_hour(), 0.0);
         assert_eq!((constant.at_start(), constant.at_end()), (20.0, 20.0));
     }

@@ -34,6 +34,11 @@ impl Supervisor {
         Self { memfold, pid }
     }
 
+    /// Numbers of descriptors and threads.
+    pub fn counts(&self) -> Result<[u64; 2]> {
+        Ok([self.count("fd")?, self.count("task")?])
+    }
+
     /// Reads all counters, in the order of [`COUNTERS`].
     pub fn sample(&self) -> Result<[f64; COUNTERS.len()]> {
         let maps = self.read("maps")?;
@@ -44,9 +49,10 @@ impl Supervisor {
             number(&stat, "pool_bytes")?,
             number(&stat, "metadata_bytes")?,
         );
+        let [descriptors, threads] = self.counts()?;
         let counters = [
-            self.count("fd")?,
-            self.count("task")?,
+            descriptors,
+            threads,
             maps.lines().count() as u64,
             // The rest: heap with the page states, stacks, buffers.
             anonymous.saturating_sub(pool + tables),

@@ -61,8 +61,12 @@ fn memfold_does_not_grow() {
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {error}", output.status);
     let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
-    for note in report["notes"].as_array().expect("notes") {
-        skip(note.as_str().expect("a text"));
+    let notes = report["notes"].as_array().expect("notes").iter();
+    for note in notes.map(|note| note.as_str().expect("a text")) {
+        // Rests that did not settle are told, too.
+        if note.contains("is left out") {
+            skip(note);
+        }
     }
     let hours = minutes.parse::<f64>().unwrap() / 60.0;
     let rows = report["rows"].as_array().expect("rows");
