@@ -180,6 +180,8 @@ fn apply_move(
 ) {
     let moved = result.map_or(0, |result| result.moved.min(run.pages));
     let errno = result.map_or(Errno::EAGAIN, |result| Errno(result.errno));
+    let forked = || space.fork.forked.load(Ordering::Relaxed);
+    let shares = errno == Errno::EBUSY && forked() && space.fork.family.has_others(space);
     let mut stage = lock(&space.stage);
     for step in 0..run.pages {
         let page = run.page.plus(u64::from(step));
@@ -207,18 +209,43 @@ fn apply_move(
         } else {
             stage.unused(place);
         }
-        let stays = match (step == moved, errno) {
-            // The program dropped the page, and the event is not read yet.
-            (true, Errno::ENOENT) => PageState::Hole,
-            // The page is shared by a fork. A fork shares whole ranges, so the neighbours mostly are, too.
-            (_, Errno::EBUSY) => PageState::Resident {
-                skips: 0,
-                shared: true,
-            },
-            // The page cannot be moved now; the hand skips it once before the next try.
-            (true, _) => PageState::FRESH,
-            (false, _) => PageState::RESIDENT,
-        };
+        let stays = state_of_unmoved(errno, step == moved, shares);
         entry.replace(moving, stays);
+    }
+}
+
+/// The state of a page that was not moved, as the run ended with an error at this page or at one before it.
+fn state_of_unmoved(errno: Errno, is_first: bool, shares: bool) -> PageState {
+    match (is_first, errno) {
+        // The program dropped the page, and the event is not read yet.
+        (true, Errno::ENOENT) => PageState::Hole,
+        // The page is shared by a fork, or pinned. A fork shares whole ranges, so the neighbours mostly are shared,
+        // too; those of a pinned page are not pinned.
+        (_, Errno::EBUSY) if is_first || shares => PageState::Resident {
+            skips: 0,
+            shared: true,
+        },
+        // The page cannot be moved now; the hand skips it once before the next try.
+        (true, _) => PageState::FRESH,
+        (false, _) => PageState::RESIDENT,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_behind_a_pinned_one_are_tried_without_it() {
+        let shared = PageState::Resident {
+            skips: 0,
+            shared: true,
+        };
+        let state = |is_first, shares| state_of_unmoved(Errno::EBUSY, is_first, shares);
+        assert_eq!(
+            (state(true, false), state(false, false)),
+            (shared, PageState::RESIDENT)
+        );
+        assert_eq!((state(true, true), state(false, true)), (shared, shared));
     }
 }
