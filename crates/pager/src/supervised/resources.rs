@@ -75,6 +75,8 @@ pub(crate) struct Resources {
     /// Slots of pages that were swapped in. The reclaimer releases them, because the handler runs on
     /// the CPU of the faulting thread and would delay it.
     pending_frees: Mutex<Vec<Slot>>,
+    /// Held while a handler charges a window for half of the room.
+    pub window_turn: Mutex<()>,
     reclaimer: Event,
     /// Whether programs are served.
     #[cfg(not(simulated))]
@@ -126,6 +128,7 @@ impl Resources {
             reclaim_target: AtomicU64::new(u64::MAX),
             proactive_target: AtomicU64::new(u64::MAX),
             pending_frees: Mutex::default(),
+            window_turn: Mutex::default(),
             reclaimer: Event::default(),
             #[cfg(not(simulated))]
             activity: Activity::default(),

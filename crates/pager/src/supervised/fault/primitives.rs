@@ -9,13 +9,16 @@ use memfold_sys::uffd::Partial;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Copies pages into managed memory (`UFFDIO_COPY`), which wakes the threads that wait for them.
+/// Copies pages, which are charged already ([`Charged`](super::room::Charged)), into managed memory (`UFFDIO_COPY`),
+/// which wakes the threads that wait for them.
 pub(crate) fn copy(
     space: &AddressSpace,
     page: VirtualPage,
     source: &[u8],
     pages: u64,
 ) -> Result<(), Partial> {
+    let charged = space.sampling.filling.load(Ordering::Relaxed);
+    debug_assert!(charged >= pages, "copied before it is charged");
     let copied = space.uffd().copy_in(page, source, pages);
     let end = page.plus(pages);
     space.cow.note_writable(PageRange { start: page, end });

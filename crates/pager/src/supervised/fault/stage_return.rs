@@ -4,6 +4,7 @@ use crate::page::VirtualPage;
 use crate::page_state::{PageState, StageIndex};
 use crate::supervised::fault::message::Resolution;
 use crate::supervised::fault::primitives::{after_failure, copy, wake};
+use crate::supervised::fault::room::Charged;
 use crate::supervised::fault::service::FaultService;
 use crate::supervised::kernel::Process;
 use crate::supervised::space::AddressSpace;
@@ -56,9 +57,10 @@ impl FaultService {
             crate::time::sleep(Duration::from_micros(100));
             return Resolution::Done;
         }
+        let charged = Charged::new(space, 1);
         match copy(space, page, buffer, 1) {
             Ok(()) => {
-                space.add_resident_pages(1);
+                charged.end(1);
                 entry.replace(returning, PageState::HOT);
                 lock(&space.stage).retire(place);
                 Resolution::Done

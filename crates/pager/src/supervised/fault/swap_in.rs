@@ -6,6 +6,7 @@ use crate::replacement::List;
 use crate::supervised::fault::claim::Claim;
 use crate::supervised::fault::message::Resolution;
 use crate::supervised::fault::primitives::{after_failure, copy, kill_program, wake};
+use crate::supervised::fault::room::Charged;
 use crate::supervised::fault::service::{FaultService, UnfinishedLoad};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Inside, Shared};
@@ -256,11 +257,13 @@ impl Filling<'_> {
                 })
                 .count();
             let source = &self.buffer.as_flattened()[next * PAGE_SIZE..];
+            let charged = Charged::new(self.space, run as u64);
             let result = copy(self.space, first, source, run as u64);
             let (done, errno) = match result {
                 Ok(()) => (run, None),
                 Err(Partial { done, errno }) => (done as usize / PAGE_SIZE, Some(errno)),
             };
+            charged.end(done as u64);
             self.install_copied(next..next + done);
             next += done;
             match errno {
@@ -281,7 +284,6 @@ impl Filling<'_> {
     }
 
     fn install_copied(&mut self, pages: Range<usize>) {
-        self.space.add_resident_pages(pages.len() as i64);
         let counters = &self.space.resources.counters;
         counters
             .pages_in

@@ -5,7 +5,7 @@ use crate::page::{PageRange, VirtualPage, bytes};
 use crate::page_state::{PageState, StageIndex};
 use crate::supervised::fault::message::{Admission, Fault, Resolution};
 use crate::supervised::fault::primitives::{after_failure, copy, wake};
-use crate::supervised::fault::room::room_pages;
+use crate::supervised::fault::room::Charged;
 use crate::supervised::kernel::Memory;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Inside, Shared};
@@ -27,13 +27,17 @@ pub(crate) fn fill_zeros(
     fault: Fault,
     admission: Admission,
 ) -> Option<Resolution> {
-    let claimed = claim_holes(gate, space, fault.page, admission);
+    let (claimed, window) = claim_holes(gate, space, fault.page, admission);
     let pages = claimed.len() as u64;
     if pages == 0 {
         return None;
     }
     // A write or a window gets private memory; a single read gets the shared zero page.
     let owned = fault.write || pages > 1;
+    let charged = match window {
+        Some(window) => window,
+        None => Charged::new(space, u64::from(owned)),
+    };
     let mut result = if owned {
         copy(space, fault.page, &ZEROS, pages)
     } else {
@@ -60,9 +64,7 @@ pub(crate) fn fill_zeros(
         Ok(()) => pages,
         Err(partial) => partial.done / PAGE_SIZE as u64,
     };
-    if owned {
-        space.add_resident_pages(done as i64);
-    }
+    charged.end(if owned { done } else { 0 });
     if done > 0 && was_known_resident(space, claimed[0]) {
         note_zeroed(space, fault.page);
     }
@@ -110,12 +112,13 @@ pub(crate) fn fill_stage(
 ) -> Resolution {
     debug_assert!(gate.is_of(space));
     let pages = lock(&space.stage).empty_from(place, ZERO_WINDOW).max(1);
+    let charged = Charged::new(space, u64::from(pages));
     let (done, errno) = match space.uffd().copy_in(page, &ZEROS, u64::from(pages)) {
         Ok(()) => (pages, None),
         Err(partial) => (partial.done as u32 / PAGE_SIZE as u32, Some(partial.errno)),
     };
     lock(&space.stage).filled(place, done);
-    space.add_resident_pages(i64::from(done));
+    charged.end(u64::from(done));
     match errno {
         Some(Errno::EEXIST) if done == 0 => {
             wake(space, page, 1);
@@ -143,13 +146,13 @@ fn was_known_resident(space: &AddressSpace, state: PageState) -> bool {
 
 /// Claims the page, missing as it is, and as many behind it as the window advises: holes, and what was
 /// dropped together with the page, which is over, as the program goes on here. Returns their states
-/// before.
-fn claim_holes(
+/// before, and the window's charge if it is larger than the page.
+fn claim_holes<'a>(
     gate: &Shared<'_>,
-    space: &AddressSpace,
+    space: &'a AddressSpace,
     page: VirtualPage,
     admission: Admission,
-) -> Vec<PageState> {
+) -> (Vec<PageState>, Option<Charged<'a>>) {
     let entry = gate.table().entry(page);
     let state = entry.load();
     let known = matches!(
@@ -162,22 +165,18 @@ fn claim_holes(
         PageState::Clearing
     };
     if !known || !entry.replace(state, claim) {
-        return Vec::new();
+        return (Vec::new(), None);
     }
     let mut claimed = vec![state];
     if matches!(state, PageState::Resident { .. }) || stays_removed(state, admission) {
-        return claimed;
+        return (claimed, None);
     }
     let advised = lock(&space.windows).first_touch(page, ZERO_WINDOW);
+    let mut window = None;
     if advised > 1 {
-        let room = (room_pages(space) / 2).max(1);
-        let range = space.clip(
-            page,
-            PageRange {
-                start: page,
-                end: page.plus(u64::from(advised).min(room)),
-            },
-        );
+        let mut charged = Charged::window(space, u64::from(advised));
+        let end = page.plus(charged.pages());
+        let range = space.clip(page, PageRange { start: page, end });
         for step in 1..range.pages() {
             let entry = gate.table().entry(page.plus(step));
             let next = entry.load();
@@ -187,11 +186,13 @@ fn claim_holes(
             }
             claimed.push(next);
         }
+        charged.lower_to(claimed.len() as u64);
+        window = Some(charged);
     } else {
         // Requests a scan of the mappings if the page is not managed.
         space.is_managed(page);
     }
-    claimed
+    (claimed, window)
 }
 
 /// Notes that a page that was known to be resident was missing and is filled with zeros; logs it once.

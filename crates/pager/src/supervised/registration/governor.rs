@@ -336,11 +336,14 @@ impl Governor {
         if space.is_detached() {
             self.probe(space);
         }
+        let filling = || space.sampling.filling.load(Ordering::Relaxed);
+        let before = filling();
         if !space.has_left()
             && let Some(inspector) = space.inspector()
             && let Ok(sizes) = inspector.sizes()
         {
-            space.note_resident_pages(sizes.resident_pages);
+            // What is filled meanwhile may be in the sizes or not: until the next sample it counts twice at worst.
+            space.note_resident_pages(sizes.resident_pages + filling().max(before));
             space
                 .sampling
                 .mapped

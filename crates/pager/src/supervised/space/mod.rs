@@ -406,6 +406,20 @@ impl AddressSpace {
         }
     }
 
+    /// Charges pages before they are filled.
+    pub(crate) fn begin_filling(&self, pages: u64) {
+        self.sampling.filling.fetch_add(pages, Ordering::Relaxed);
+        self.add_resident_pages(pages as i64);
+    }
+
+    /// Of pages that were charged before, `done` are filled.
+    pub(crate) fn end_filling(&self, pages: u64, done: u64) {
+        if pages != done {
+            self.add_resident_pages(done as i64 - pages as i64);
+        }
+        self.sampling.filling.fetch_sub(pages, Ordering::Relaxed);
+    }
+
     /// Bytes of the page table.
     pub(crate) fn metadata_bytes(&self) -> u64 {
         self.table_use.bytes()

@@ -22,6 +22,8 @@ pub(crate) struct Sampling {
     /// Growth of the resident pages since the last scan that the kernel served itself, so that the
     /// pages may lie in unmanaged mappings.
     pub grown_by_itself: AtomicI64,
+    /// Pages that are charged already, and being filled.
+    pub filling: AtomicU64,
     /// Minor faults since the last sample that are known to have broken COW or not.
     pub counted_faults: AtomicU64,
 }
