@@ -166,6 +166,7 @@ impl Group {
         // What was small or far enough from the limit may have to be registered now.
         #[cfg(not(simulated))]
         self.resources.activity.note();
+        self.resources.want_search();
         self.resources.wake_reclaimer_under_pressure();
     }
 

@@ -72,6 +72,8 @@ pub(crate) struct Resources {
     reclaim_target: AtomicU64,
     /// The same by proactive reclaim (`reclaim/proactive.rs`).
     proactive_target: AtomicU64,
+    /// A command wants reclaim to search, though it may pause after a vain search.
+    search_wanted: AtomicBool,
     /// Slots of pages that were swapped in. The reclaimer releases them, because the handler runs on
     /// the CPU of the faulting thread and would delay it.
     pending_frees: Mutex<Vec<Slot>>,
@@ -127,6 +129,7 @@ impl Resources {
             resident_limit: AtomicU64::new(u64::MAX),
             reclaim_target: AtomicU64::new(u64::MAX),
             proactive_target: AtomicU64::new(u64::MAX),
+            search_wanted: AtomicBool::new(false),
             pending_frees: Mutex::default(),
             window_turn: Mutex::default(),
             reclaimer: Event::default(),
@@ -229,7 +232,18 @@ impl Resources {
     pub(crate) fn request_reclaim(&self, target: Option<u64>) {
         self.reclaim_target
             .store(target.unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.want_search();
         self.wake_reclaimer();
+    }
+
+    /// Has reclaim search at once, whatever its last search found.
+    pub(crate) fn want_search(&self) {
+        self.search_wanted.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether [`Resources::want_search`] was called since the last call of this.
+    pub(crate) fn take_search_wanted(&self) -> bool {
+        self.search_wanted.swap(false, Ordering::Relaxed)
     }
 
     /// Sets the resident bytes down to which what is cold may leave, whatever the limit is; `None`: no longer.

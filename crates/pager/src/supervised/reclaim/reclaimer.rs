@@ -60,7 +60,7 @@ pub(crate) struct Reclaimer {
     missed: Vec<DeferredFault<AddressSpace>>,
     /// When they were last tried again.
     retried: Instant,
-    /// Time before which only faults that wait start another search.
+    /// Time before which only faults that wait, and commands, start another search.
     next_search: Instant,
 }
 
@@ -140,6 +140,9 @@ impl Reclaimer {
         let marks = self.watermarks();
         let is_awaited = !self.group.deferred.is_empty();
         let is_above = self.group.resources.resident_bytes() > marks.start;
+        if self.group.resources.take_search_wanted() {
+            self.next_search = Instant::now();
+        }
         let is_due = is_above && Instant::now() >= self.next_search;
         if !is_awaited && !is_due {
             return;
