@@ -74,6 +74,17 @@ fn settled_resident(run: &Running, at_least: u64) -> u64 {
     }
 }
 
+/// Statistics are of the last sample, which a busy machine takes late.
+#[track_caller]
+fn assert_soon_at_most(run: &Running, most: u64) {
+    let began = Instant::now();
+    while number(run, "resident_bytes") > most {
+        let waited = began.elapsed();
+        assert!(waited < Duration::from_secs(5), "{}", run.statistics());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 #[test]
 fn a_limit_changes_while_a_program_runs() {
     beside!(&["python3"]);
@@ -83,10 +94,10 @@ fn a_limit_changes_while_a_program_runs() {
     assert!(text.contains("400 MiB -> 100 MiB"), "{text}");
     assert!(!text.contains("not reached"), "{text}");
     assert_eq!(number(&run, "limit_bytes"), 100 * MIB);
-    assert!(number(&run, "resident_bytes") < 100 * MIB);
+    assert_soon_at_most(&run, 100 * MIB);
     let text = done(&["limit", &pid, "64MB", "--resident"]);
     assert!(text.starts_with("resident limit of run"), "{text}");
-    assert!(number(&run, "resident_bytes") <= 64 * MIB);
+    assert_soon_at_most(&run, 64 * MIB);
     let text = done(&["limit", &pid, "1G"]);
     assert!(text.contains("100 MiB -> 1.0 GiB"), "{text}");
     let outcome = ended(run);
