@@ -76,7 +76,7 @@ done
 
 echo "== action"
 root=$work/action
-connected "$root" "$suite" ca-certificates,curl
+connected "$root" "$suite" ca-certificates,curl,mount
 cp "$out/dist/memfold" "$root/memfold"
 BOUND=("$work/source:/src/memfold")
 within "$root" /src/memfold/packaging/action/test.sh /memfold

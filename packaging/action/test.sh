@@ -26,6 +26,25 @@ if MEMFOLD_SHA256=00 "$here/install.sh" > "$work/log"; then fail "a wrong checks
 grep --quiet '^::error::.*checksum' "$work/log" || fail "the checksum is not named: $(< "$work/log")"
 if MEMFOLD_VERSION=0 "$here/install.sh" > "$work/log" 2>&1; then fail "a missing release was installed"; fi
 
+# Without the device, as before Linux 6.1 and in containers: root needs none, and others read what the doctor says.
+chmod 755 "$work"
+chmod 777 "$RUNNER_TEMP"
+install -m 755 "$here/install.sh" "$work"
+without_device() { # COMMAND...: with a sudo that fails
+    unshare --mount bash -ec 'mkdir "$1/dev" "$1/bin" && mount -t tmpfs dev "$1/dev"
+        cp -a /dev/{null,zero,random,urandom} "$1/dev" && ln -s /proc/self/fd "$1/dev/fd"
+        echo "echo called sudo; exit 1" > "$1/bin/sudo" && chmod 755 "$1/bin/sudo"
+        mount --bind "$1/dev" /dev && PATH=$1/bin:$PATH && shift && exec "$@"' \
+        bash "$(mktemp -d -p "$work")" "$@" > "$work/log" 2>&1
+}
+without_device "$work/install.sh" || fail "install.sh failed without the device: $(< "$work/log")"
+if without_device env GITHUB_ACTIONS=true GITHUB_PATH=/dev/null RUNNER_TEMP="$RUNNER_TEMP/other" \
+    setpriv --reuid 65534 --regid 65534 --clear-groups "$work/install.sh"; then
+    fail "install.sh succeeded without the device and root: $(< "$work/log")"
+fi
+grep --quiet '^::error::.*lines above' "$work/log" || fail "the doctor was not asked: $(< "$work/log")"
+if grep --quiet 'called sudo' "$work/log"; then fail "sudo was called: $(< "$work/log")"; fi
+
 step() { # SCRIPT
     MEMFOLD_ACTION_SCRIPT=$1 MEMFOLD_ACTION_LIMIT=24M MEMFOLD_ACTION_OPTIONS=$'--summary always\n' \
         "$here/run.sh" > "$work/output" 2> "$work/errors"
