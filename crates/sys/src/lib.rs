@@ -45,6 +45,8 @@ pub mod deadline;
 #[cfg(feature = "std")]
 pub mod epoll;
 #[cfg(feature = "std")]
+pub mod exec;
+#[cfg(feature = "std")]
 pub mod fork;
 #[cfg(feature = "std")]
 pub mod guardian;

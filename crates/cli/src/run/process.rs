@@ -6,9 +6,9 @@ use crate::arguments::STATS_FD;
 use crate::failure::{self, Failure};
 use crate::own_process;
 use crate::remote::SECRETS;
+use memfold_sys::exec::Exec;
 use memfold_sys::inherited;
 use memfold_sys::memory::kernel_frees_locked;
-use memfold_sys::privilege::is_secure;
 use memfold_sys::probe::{self, Managed};
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{Resource, Rlimit, getpid, set_child_subreaper, setrlimit};
@@ -57,33 +57,23 @@ pub fn harden() -> Result<Original, Failure> {
 }
 
 /// Starts the program with the preload library in front of its `LD_PRELOAD`. It gets memfold's
-/// process group, descriptors 0 to 2, and the signal mask and limits that memfold was started
-/// with. Returns its PID.
+/// process group, the descriptors, signal mask and limits that memfold was started with, and its own PID where
+/// the environment has memfold's. Returns its PID.
 pub fn start(
     program: &[OsString],
     preload: &Path,
     signals: &Signals,
     original: &Original,
 ) -> Result<i32, Failure> {
-    let (name, arguments) = program
-        .split_first()
-        .ok_or_else(|| Failure::own("no program"))?;
+    let name = program.first().ok_or_else(|| Failure::own("no program"))?;
     let mask = signals.original();
     let limits = original.limits;
+    let mut exec =
+        Exec::new(program, environment(preload)).map_err(|error| not_started(name, &error))?;
     let mut command = Command::new(name);
-    command.args(arguments);
-    if is_secure() {
-        // What the C library took out of this process's environment is the program's all the same.
-        command.env_clear().envs(inherited::environment());
-    }
-    command.env(PRELOAD, preload_list(preload, inherited::variable(PRELOAD)));
-    // The descriptor is not the program's: a run that it starts would write to another file of that number.
-    for name in SECRETS.iter().chain(&[STATS_FD]) {
-        command.env_remove(name);
-    }
     let without_huge_pages = probe::move_bugs(Managed::Started).of_huge_pages;
     // SAFETY: all of it is system calls that allocate nothing and take no lock, as code between fork
-    // and exec must.
+    // and exec must. The environment that it executes with was made before.
     unsafe {
         command.pre_exec(move || {
             mask.thread_set_mask()?;
@@ -95,13 +85,29 @@ pub fn start(
                 // What it executes, and its children, inherit this.
                 disable_transparent_huge_pages(true)?;
             }
-            Ok(())
+            Err(exec.execute())
         });
     }
     match command.spawn() {
         Ok(child) => Ok(child.id() as i32),
         Err(error) => Err(not_started(name, &error)),
     }
+}
+
+/// What the C library took out of this process's environment is the program's all the same.
+fn environment(preload: &Path) -> Vec<(OsString, OsString)> {
+    let mut environment = inherited::environment();
+    // The descriptor is not the program's: a run that it starts would write to another file of that number.
+    let dropped = |name: &OsStr| {
+        SECRETS
+            .iter()
+            .chain(&[STATS_FD, PRELOAD])
+            .any(|of| name == *of)
+    };
+    environment.retain(|(name, _)| !dropped(name));
+    let list = preload_list(preload, inherited::variable(PRELOAD));
+    environment.push((PRELOAD.into(), list));
+    environment
 }
 
 /// Ours first, then what the user had.

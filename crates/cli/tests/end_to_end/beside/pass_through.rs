@@ -131,6 +131,30 @@ fn the_environment_and_descriptors_are_as_without_memfold() {
     preloaded.run(LIMIT).assert_success();
 }
 
+/// As systemd has it: the variables name the process that it started, which is memfold.
+#[test]
+fn descriptors_and_the_watchdog_of_a_unit_are_the_programs() {
+    beside!(&["sh"]);
+    let unit = "export LISTEN_PID=$$ WATCHDOG_PID=$$ SYSTEMD_EXEC_PID=$$; \
+                LISTEN_FDS=1 LISTEN_PIDFDID=1 exec \"$0\" run --limit 64M -- sh -c \"$1\" 3<\"$2\"";
+    let program = "for pid in $LISTEN_PID $WATCHDOG_PID $SYSTEMD_EXEC_PID; do [ $pid = $$ ] && echo own; done; \
+                   echo $LISTEN_FDS ${LISTEN_PIDFDID-unset}; cat <&3";
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let given = folder.path().join("given");
+    fs::write(&given, "through 3\n").expect("a file");
+    let output = Command::new("sh")
+        .args(["-c", unit])
+        .args([memfold(), Path::new(program), &given])
+        .output()
+        .expect("sh starts");
+    let (seen, errors) = (output.stdout, String::from_utf8_lossy(&output.stderr));
+    let seen = String::from_utf8_lossy(&seen);
+    assert_eq!(seen, "own\nown\nown\n1 unset\nthrough 3\n", "{errors}");
+    // What is another's stays.
+    let outcome = shell("echo $LISTEN_PID").env("LISTEN_PID", "1").run(LIMIT);
+    assert_eq!(outcome.text(), "1\n");
+}
+
 #[test]
 fn an_empty_environment_is_no_obstacle() {
     beside!(&["env"]);
