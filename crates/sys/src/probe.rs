@@ -212,6 +212,12 @@ fn device_remedy() -> String {
     remedy::device_remedy(place::place(), error)
 }
 
+/// What gives this user, root or not, a folder for runs, where none can hold them.
+#[must_use]
+pub fn folder_remedy(is_root: bool) -> String {
+    remedy::folder_remedy(place::place(), is_root)
+}
+
 fn features() -> Check {
     const NAME: &str = "userfaultfd-features";
     match owned_uffd::create().and_then(|uffd| borrow(&uffd).api(0)) {

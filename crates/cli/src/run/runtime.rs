@@ -6,7 +6,7 @@
 
 use super::home::{Home, Names, SHARED};
 use memfold_sys::inherited;
-use memfold_sys::probe::Check;
+use memfold_sys::probe::{self, Check};
 use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags, accessat};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -118,14 +118,8 @@ pub fn check() -> Check {
 }
 
 /// What makes one of the bases do.
-pub fn remedy() -> &'static str {
-    if rustix::process::geteuid().is_root() {
-        "set TMPDIR to a folder that only root can write to, all users can search, and that is not \
-         mounted noexec (in a container: the option --tmpfs /run:exec,mode=755)"
-    } else {
-        "set TMPDIR to a folder of your own that no other user can write to, with a short path \
-         without spaces, and not mounted noexec (in a container: the option --tmpfs /tmp:exec)"
-    }
+pub fn remedy() -> String {
+    probe::folder_remedy(rustix::process::geteuid().is_root())
 }
 
 /// All homes that this user's questions may go to, with their owners: its own, and for root

@@ -221,6 +221,36 @@ fn in_pod(device: Option<Device>) -> String {
     }
 }
 
+/// What gives a user a folder for runs, where none can hold them.
+pub(super) fn folder_remedy(place: Place, is_root: bool) -> String {
+    let (folder, tmpfs, mode) = if is_root {
+        (
+            "set TMPDIR to a folder that only root can write to, all users can search, and that is not mounted noexec",
+            "--tmpfs /run:exec,mode=755",
+            "755",
+        )
+    } else {
+        (
+            "set TMPDIR to a folder of your own that no other user can write to, with a short path without spaces, and \
+             not mounted noexec",
+            "--tmpfs /tmp:exec",
+            "700",
+        )
+    };
+    let here = match place {
+        Place::Kubernetes => format!(
+            "as an emptyDir can be written by all users: have an init container of the same user make one in it, by \
+             mkdir -p -m {mode}, and mount that one by subPath {RECIPES}"
+        ),
+        Place::Docker | Place::Podman | Place::Container => {
+            format!("for instance by {} {RECIPES}", with_option(place, tmpfs))
+        }
+        Place::GitHubContainer => format!("for instance by options: {tmpfs} {RECIPES}"),
+        _ => return folder.to_owned(),
+    };
+    format!("{folder}; {here}")
+}
+
 /// The option that starts a container with the device, in its engine's words.
 fn with_device(place: Place, more: &str) -> String {
     with_option(place, &format!("--device {DEVICE}{more}"))
@@ -407,6 +437,37 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn a_folder_is_asked_for_by_what_the_place_has() {
+        for (place, part) in [
+            (Place::Docker, "docker run --tmpfs /tmp:exec"),
+            (Place::Podman, "podman run --tmpfs /tmp:exec"),
+            (Place::Container, "the option --tmpfs /tmp:exec"),
+            (Place::GitHubContainer, "options: --tmpfs /tmp:exec"),
+            (
+                Place::Kubernetes,
+                "mkdir -p -m 700, and mount that one by subPath",
+            ),
+        ] {
+            let text = folder_remedy(place, false);
+            assert!(
+                text.starts_with("set TMPDIR") && text.contains(part),
+                "{text}"
+            );
+            assert_eq!(text.contains("--tmpfs"), place != Place::Kubernetes);
+        }
+        for place in [
+            Place::Host,
+            Place::Slurm,
+            Place::Apptainer,
+            Place::GitLabContainer,
+        ] {
+            assert!(!folder_remedy(place, false).contains("container"));
+        }
+        assert!(folder_remedy(Place::Kubernetes, true).contains("-m 755"));
+        assert!(folder_remedy(Place::Docker, true).contains("--tmpfs /run:exec,mode=755"));
     }
 
     #[test]

@@ -213,3 +213,34 @@ fn redis_saves_in_the_background_in_a_default_container() {
     let out = succeeds(&stage, &profile, &[], REDIS_SAVES);
     assert_paged_out(&out);
 }
+
+/// As pods with a read-only root filesystem have it: the kubelet makes a volume of kind emptyDir for all users to write,
+/// without the sticky bit; mounted by subPath, only the folder in it counts.
+#[test]
+fn a_folder_of_a_pods_volume_holds_runs_and_the_volume_does_not() {
+    beside!(&["unshare", "setpriv", "mount"]);
+    let stage = Stage::new();
+    let volume = stage.folder("volume", 0o777);
+    let folder = stage.folder("runtime", 0o755);
+    let doctor =
+        format!("setpriv --reuid {STRANGER} --regid {STRANGER} --clear-groups ./memfold doctor");
+    let script = format!(
+        "setpriv --reuid {STRANGER} --regid {STRANGER} --clear-groups mkdir -p -m 700 volume/run && \
+         mount -t tmpfs -o mode=777 none /tmp && mount -t tmpfs -o noexec none /dev/shm && \
+         mount --bind /var/tmp /var/tmp && mount -o remount,bind,ro /var/tmp && \
+         mount --bind volume/run runtime; \
+         export KUBERNETES_SERVICE_HOST=10.0.0.1; TMPDIR={} {doctor}; XDG_RUNTIME_DIR={} {doctor}",
+        volume.display(),
+        folder.display(),
+    );
+    let output = stage.run(&script);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let checks: Vec<&str> = text
+        .lines()
+        .filter(|line| line.contains("runtime-folder"))
+        .collect();
+    let (refused, taken) = (checks[0], checks[1]);
+    assert!(refused.contains("can be written by other users"), "{text}");
+    assert!(taken.contains(&*folder.display().to_string()), "{text}");
+    assert!(text.contains("subPath"), "{text}");
+}
