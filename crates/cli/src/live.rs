@@ -1,8 +1,8 @@
 //! The statistics of a run or disk while it goes on, over a socket in its private folder.
 //!
 //! Each connection gets one JSON document and the end of the file. Only the same user and root are served.
-//! Users see their own, root sees all: text of another user's run is shortened and made printable, and its
-//! PID is the one that the kernel reports.
+//! Users see their own, root sees those of all users whose folders lie in this mount namespace: text of another user's run
+//! is shortened and made printable, and its PID is the one that the kernel reports.
 
 use crate::failure::Failure;
 use crate::format::shown;
@@ -32,6 +32,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// How long an answer is waited for: a stopped run gives none, and one on a busy machine takes its
 /// time.
 pub const PATIENCE: Duration = Duration::from_secs(3);
+/// Where what is not found may run. Not looked for by way of `/proc`: what is there belongs to programs.
+const ELSEWHERE: &str = "what runs in a container is asked there (docker exec NAME memfold stat)";
 
 /// The serving side. The socket's file is removed on drop.
 #[derive(Debug)]
@@ -221,7 +223,7 @@ fn folders(home: &Path, owner: u32) -> impl Iterator<Item = RunFolder> + use<> {
     })
 }
 
-/// Asks all runs and disks that can be found, lowest PID first: those of this user, and for root those of all users.
+/// Asks all runs and disks that can be found here, lowest PID first: those of this user, and for root those of all users.
 /// Those that take longer than `patience` to answer are left out; other users' share that time.
 pub fn instances(patience: Duration) -> Vec<(RunFolder, Instance)> {
     let others = Instant::now() + patience;
@@ -272,6 +274,11 @@ pub fn complaints() -> Vec<String> {
 
 /// There is nothing to show.
 pub fn nothing_runs(pid: Option<u32>) -> Failure {
+    nothing_runs_as(pid, "")
+}
+
+/// The same, with what else may be meant.
+pub fn nothing_runs_as(pid: Option<u32>, hint: &str) -> Failure {
     let text = match pid {
         Some(pid) => {
             format!("no run or disk of this user has the PID {pid}; list them with memfold stat")
@@ -281,6 +288,7 @@ pub fn nothing_runs(pid: Option<u32>) -> Failure {
                 .to_owned()
         }
     };
+    let text = format!("{text}{hint}; {ELSEWHERE}");
     let all: Vec<String> = std::iter::once(text).chain(complaints()).collect();
     Failure::with_status(1, all.join("; "))
 }
@@ -409,6 +417,14 @@ mod tests {
         }
         assert!(folder.ask(soon()).is_err());
         assert!(began.elapsed() < Duration::from_secs(2));
+    }
+
+    #[test]
+    fn what_is_not_found_may_run_in_a_container() {
+        for pid in [None, Some(1)] {
+            let failure = format!("{:?}", nothing_runs(pid));
+            assert!(failure.contains("docker exec"), "{failure}");
+        }
     }
 
     #[test]
