@@ -9,17 +9,29 @@ use std::process::ExitCode;
 /// The variable by which a shell asks for completions.
 const VARIABLE: &str = "COMPLETE";
 
+const NAME: &str = "memfold";
+/// The function that zsh's script makes.
+const ZSH_COMPLETER: &str = "_clap_dynamic_completer_memfold";
+
 /// `memfold completions SHELL`: a script that asks memfold itself, which knows the runs and commands.
 pub fn completions(arguments: &CompletionArguments) -> Result<ExitCode, Failure> {
-    const NAME: &str = "memfold";
+    print(&script(&arguments.shell.to_string())?)
+}
+
+fn script(shell: &str) -> Result<Vec<u8>, Failure> {
     let mut script = Vec::new();
-    let shell = arguments.shell.to_string();
     Shells::builtins()
-        .completer(&shell)
+        .completer(shell)
         .ok_or_else(|| Failure::own(format!("there are no completions for {shell}")))?
         .write_registration(VARIABLE, NAME, NAME, NAME, &mut script)
         .map_err(|error| Failure::own(format!("cannot make the completions: {error}")))?;
-    print(&script)
+    if shell == "zsh" {
+        // Autoloaded from $fpath, it is the body of the function that is to complete already.
+        let first =
+            format!("\nif [[ ${{funcstack[1]}} = _{NAME} ]]; then {ZSH_COMPLETER} \"$@\"; fi\n");
+        script.extend(first.into_bytes());
+    }
+    Ok(script)
 }
 
 /// Writes to standard output. A reader that closes it early is no failure.
@@ -30,5 +42,24 @@ pub fn print(bytes: &[u8]) -> Result<ExitCode, Failure> {
             "cannot write to standard output: {error}"
         ))),
         _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zshs_script_calls_the_function_that_it_makes() {
+        let script = String::from_utf8(script("zsh").unwrap()).unwrap();
+        assert!(script.starts_with("#compdef memfold\n"), "{script}");
+        assert!(
+            script.contains(&format!("function {ZSH_COMPLETER}()")),
+            "{script}"
+        );
+        assert!(
+            script.contains(&format!("then {ZSH_COMPLETER} ")),
+            "{script}"
+        );
     }
 }

@@ -1,6 +1,7 @@
 //! Completions in the shells themselves; those of bash are in `words`.
 
 use crate::support::{Limits, MIB, Program, Terminal, memfold};
+use std::path::Path;
 use std::process::Command;
 
 /// A folder that has memfold under its name, for `PATH`.
@@ -46,30 +47,33 @@ fn fish_completes_options_commands_and_runs() {
     run.wait().assert_success();
 }
 
+/// An interactive zsh whose settings in `folder` are these.
+fn zsh(folder: &Path, settings: &str) -> Terminal {
+    std::fs::write(folder.join(".zshrc"), format!("{settings}; PS1='zsh> '\n")).expect("a file");
+    let command = format!("env ZDOTDIR={} PATH={} zsh -d -i", folder.display(), path());
+    Terminal::start(100, &command)
+}
+
+/// Types a line and Tab, and goes on when this is shown.
+fn completes(terminal: &Terminal, line: &str, expected: &str) {
+    terminal.shows("the prompt", |screen| screen.trim_end().ends_with("zsh>"));
+    terminal.types(line);
+    terminal.press(&["Tab"]);
+    terminal.shows(line, |screen| screen.contains(expected));
+    // What is listed goes with the line.
+    terminal.press(&["C-c"]);
+    terminal.shows("a new prompt", |screen| screen.trim_end().ends_with("zsh>"));
+    terminal.press(&["C-l"]);
+    terminal.shows("an empty screen", |screen| screen.trim() == "zsh>");
+}
+
 #[test]
 fn zsh_completes_options_commands_and_runs() {
     beside!(&["zsh", "tmux", "env", "sleep"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
-    let script =
-        "autoload -Uz compinit; compinit -u -D; source <(memfold completions zsh); PS1='zsh> '\n";
-    std::fs::write(folder.path().join(".zshrc"), script).expect("a file");
-    let command = format!(
-        "env ZDOTDIR={} PATH={} zsh -d -i",
-        folder.path().display(),
-        path()
-    );
-    let terminal = Terminal::start(100, &command);
-    let complete = |line: &str, expected: &str| {
-        terminal.shows("the prompt", |screen| screen.trim_end().ends_with("zsh>"));
-        terminal.types(line);
-        terminal.press(&["Tab"]);
-        terminal.shows(line, |screen| screen.contains(expected));
-        // What is listed goes with the line.
-        terminal.press(&["C-c"]);
-        terminal.shows("a new prompt", |screen| screen.trim_end().ends_with("zsh>"));
-        terminal.press(&["C-l"]);
-        terminal.shows("an empty screen", |screen| screen.trim() == "zsh>");
-    };
+    let settings = "autoload -Uz compinit; compinit -u -D; source <(memfold completions zsh)";
+    let terminal = zsh(folder.path(), settings);
+    let complete = |line: &str, expected: &str| completes(&terminal, line, expected);
     complete("memfold li", "memfold limit");
     complete("memfold run --summ", "memfold run --summary");
     complete("memfold run --summary ", "always");
@@ -83,4 +87,20 @@ fn zsh_completes_options_commands_and_runs() {
     complete("memfold limit ", &pid);
     complete("memfold stat ", &pid);
     run.wait().assert_success();
+}
+
+/// As the packages install it.
+#[test]
+fn zsh_completes_from_the_first_tab_on_where_the_script_is_autoloaded() {
+    beside!(&["zsh", "tmux", "env"]);
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let script = Command::new(memfold())
+        .args(["completions", "zsh"])
+        .output();
+    let script = script.expect("memfold starts").stdout;
+    std::fs::write(folder.path().join("_memfold"), script).expect("a file");
+    let settings = "fpath=($ZDOTDIR $fpath); autoload -Uz compinit; compinit -u -D";
+    let terminal = zsh(folder.path(), settings);
+    completes(&terminal, "memfold li", "memfold limit");
+    completes(&terminal, "memfold run --summ", "memfold run --summary");
 }
