@@ -255,6 +255,42 @@ fn identifiers_in_the_design_are_in_the_sources() {
     assert!(checked > 100, "{checked} names were found");
 }
 
+/// What a text of Rust calls, functions and macros, in small letters.
+fn calls(text: &str) -> BTreeSet<&str> {
+    let called = text.match_indices('(').filter_map(|(at, _)| {
+        let before = text[..at].strip_suffix('!').unwrap_or(&text[..at]);
+        let is_part = |letter: char| letter.is_alphanumeric() || letter == '_';
+        let name = before.rsplit(|letter| !is_part(letter)).next()?;
+        name.starts_with(|letter: char| letter.is_lowercase())
+            .then_some(name)
+    });
+    called.collect()
+}
+
+/// What a contributor copies compiles, as far as names tell.
+#[test]
+fn what_examples_for_contributors_call_is_in_the_sources() {
+    const OF_OTHERS: [&str; 3] = ["any", "assert_eq", "fuzz_target"];
+    let (sources, text) = (sources(), read("CONTRIBUTING.md"));
+    let mut checked = 0;
+    for block in text.split("```rust\n").skip(1) {
+        let block = block.split("```").next().unwrap_or_default();
+        for name in calls(block)
+            .into_iter()
+            .filter(|name| !OF_OTHERS.contains(name))
+        {
+            let defined = ["fn", "macro_rules!"].map(|word| format!("{word} {name}"));
+            let is_there = |text: &str| defined.iter().any(|one| has_word(text, one));
+            assert!(
+                is_there(&sources) || is_there(&text),
+                "CONTRIBUTING.md calls {name}"
+            );
+            checked += 1;
+        }
+    }
+    assert!(checked > 10, "{checked} names were found");
+}
+
 #[test]
 fn what_is_documented_is_in_the_sources() {
     let sources = sources();
