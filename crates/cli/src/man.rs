@@ -33,16 +33,21 @@ const STATUS: [(&str, &str); 3] = [
         "memfold itself failed, or the command line is wrong; one line says why.",
     ),
 ];
-const FILES: [(&str, &str); 3] = [
+const FILES: [(&str, &str); 4] = [
     (
-        "/run/memfold",
+        "/run/memfold, /var/lib/memfold, /usr/local/lib/memfold",
         "For root: the private folders of runs and disks, with the preload library of a run and the sockets \
-         for stat, top and commands.",
+         for stat, top and commands. The first of these that does is taken: /run may be mounted noexec.",
     ),
     ("$XDG_RUNTIME_DIR/memfold", "The same for other users."),
     (
-        "$TMPDIR, /tmp",
-        "The same, in a folder with a random name, where there is no other place.",
+        "$TMPDIR/memfold-BOOT",
+        "The same, where there is none of these, with digits of the boot's number. With random digits behind them where \
+         other users can write to the folder, as root does not.",
+    ),
+    (
+        "/tmp, /dev/shm, /var/tmp",
+        "The same for users other than root, as memfold-BOOT-RANDOM, where there is no other place.",
     ),
 ];
 const VARIABLES: [(&str, &str); 6] = [
@@ -236,6 +241,25 @@ fn see_also(roff: &mut Roff, own: &str, whole: &Command) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::home::SHARED;
+    use crate::run::runtime::ROOTS;
+
+    #[test]
+    fn all_folders_of_runs_are_among_the_files() {
+        let named: Vec<&str> = FILES
+            .iter()
+            .flat_map(|(names, _)| names.split(", "))
+            .collect();
+        for folder in ROOTS {
+            assert!(
+                named.contains(&format!("{folder}/memfold").as_str()),
+                "{folder}"
+            );
+        }
+        for folder in SHARED {
+            assert!(named.contains(&folder), "{folder}");
+        }
+    }
 
     #[test]
     fn pages_have_what_manual_pages_have() {

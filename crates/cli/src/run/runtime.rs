@@ -22,7 +22,7 @@ const LONGEST_REST: usize = "/memfold-123456-1234567890/123456789012/command.soc
 
 /// Where root's homes may be, the first that fits is taken: `/run` is mounted noexec on some
 /// distributions.
-const ROOTS: [&str; 3] = ["/run", "/var/lib", "/usr/local/lib"];
+pub const ROOTS: [&str; 3] = ["/run", "/var/lib", "/usr/local/lib"];
 
 const SEARCH_BY_OTHERS: u32 = 0o001;
 const WRITE_BY_OTHERS: u32 = 0o022;
