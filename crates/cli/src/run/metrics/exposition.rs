@@ -128,6 +128,20 @@ fn registry(
     for (name, help, value) in numbers(stats) {
         register(&mut registry, name, help, value);
     }
+    for (name, help, bytes) in [
+        (
+            "exceeded_limit_bytes",
+            "The limit that was exceeded the most, by more than is tolerated; 0 if every limit was kept",
+            stats.exceeded_limit_bytes,
+        ),
+        (
+            "exceeded_by_bytes",
+            "By how much that limit was exceeded at most",
+            stats.exceeded_by_bytes,
+        ),
+    ] {
+        register(&mut registry, name, help, bytes);
+    }
     let [cpu, uptime] = seconds;
     registry.register(
         "cpu_seconds",
@@ -242,6 +256,7 @@ mod tests {
         stats.totals.pages_out = 123;
         stats.totals.longest_pause_ns = 1_500_000_000;
         stats.now.resident_bytes = 5 << 20;
+        stats.exceeded_by_bytes = 4096;
         let histogram = LatencyCounts::default();
         let program = label("ev\"il\\\n\u{1b}[2Jname");
         written(
@@ -270,6 +285,7 @@ mod tests {
                 "memfold_pages_out_total 123\n",
                 "memfold_longest_pause_seconds 1.5\n",
                 "memfold_resident_bytes 5242880\n",
+                "memfold_exceeded_by_bytes 4096\n",
                 "memfold_processes_unmanaged_total 3\n",
                 "program=\"ev?il? ?[2Jname\"",
             ] {
@@ -277,6 +293,35 @@ mod tests {
             }
         }
         assert!(exposed(Format::OpenMetrics).ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn what_is_not_exported_is_documented_as_such() {
+        let document = |name| {
+            let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/");
+            std::fs::read_to_string(format!("{folder}{name}")).unwrap()
+        };
+        let (statistics, usage) = (document("statistics.md"), document("usage.md"));
+        let section = usage.split("## Metrics").nth(1).unwrap();
+        let section = section.split("\n## ").next().unwrap();
+        let text = exposed(Format::Text);
+        let names = statistics.lines().filter_map(|line| {
+            let (name, _) = line.strip_prefix("| `")?.split_once('`')?;
+            Some(name)
+        });
+        let mut checked = 0;
+        for name in names {
+            let is_exported = [
+                format!("\nmemfold_{name} "),
+                format!("\nmemfold_{name}_total "),
+            ]
+            .iter()
+            .any(|sample| text.contains(sample));
+            let is_named = section.contains(&format!("`{name}`"));
+            assert!(is_exported != is_named, "{name}: {is_exported}, {is_named}");
+            checked += 1;
+        }
+        assert!(checked > 50, "{checked} names were found");
     }
 
     /// Runs Prometheus' tool with this input; returns what it says if it refuses it.
