@@ -67,7 +67,7 @@ Examples:
   memfold serve --nbd unix:/run/disk.sock --size 16G --limit 4G
   nbdinfo 'nbd+unix:///?socket=/run/disk.sock'
   qemu-system-x86_64 … -drive file='nbd+unix:///?socket=/run/disk.sock',format=raw,if=virtio,discard=unmap
-  nbd-client -unix /run/disk.sock /dev/nbd0 && mkswap /dev/nbd0 && swapon -d /dev/nbd0";
+  modprobe nbd && nbd-client -unix /run/disk.sock /dev/nbd0 -swap && mkswap /dev/nbd0 && swapon -d /dev/nbd0";
 
 /// Run any program in less memory than it needs: compressed swap in user space.
 #[derive(Debug, Parser)]
