@@ -19,12 +19,17 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The socket's name in the private folder of a run or disk.
 pub use crate::run::home::STATISTICS as SOCKET;
 /// Far more than a document takes.
 const LONGEST_DOCUMENT: usize = 1 << 20;
+/// How long a peer may take to read what its socket's buffer does not hold. Longer holds memory and a thread of the run.
+const TO_WRITE: Duration = Duration::from_secs(1);
+/// Peers that are waited for at a time. More take more threads; the answers to others are cut.
+const MOST_WRITERS: usize = 8;
 /// Runs of other users that root asks at most.
 const MOST_OTHERS: usize = 1000;
 /// Pause where a peer cannot be accepted. Longer answers others later.
@@ -40,6 +45,7 @@ const ELSEWHERE: &str = "what runs in a container is asked there (docker exec NA
 pub struct Server {
     listener: UnixListener,
     path: PathBuf,
+    writers: Writers,
 }
 
 impl Server {
@@ -47,7 +53,11 @@ impl Server {
     pub fn bind(folder: &Path, name: &str) -> io::Result<Server> {
         let path = folder.join(name);
         let listener = UnixListener::bind(&path)?;
-        let server = Server { listener, path };
+        let server = Server {
+            listener,
+            path,
+            writers: Writers::default(),
+        };
         fs::set_permissions(&server.path, fs::Permissions::from_mode(0o600))?;
         server.listener.set_nonblocking(true)?;
         Ok(server)
@@ -80,12 +90,64 @@ impl Server {
 
     /// Answers all connections there are; never waits. A peer that cannot be answered gets nothing.
     pub fn answer(&self, instance: impl Fn() -> Instance) {
-        while let Some(mut stream) = self.accept() {
+        while let Some(stream) = self.accept() {
             if let Ok(document) = serde_json::to_vec(&instance()) {
-                // It fits into the socket's buffer; a peer that has left is no concern.
-                let _ = stream.write_all(&document);
+                self.writers.send(stream, document);
             }
         }
+    }
+}
+
+/// Threads that write what the buffers of sockets do not hold, each to one peer.
+#[derive(Debug, Default)]
+struct Writers {
+    busy: Arc<()>,
+}
+
+impl Writers {
+    /// Sends a document; never waits. A peer that has left is no concern.
+    fn send(&self, mut stream: UnixStream, document: Vec<u8>) {
+        let written = match stream.write(&document) {
+            Ok(written) => written,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
+            Err(_) => return,
+        };
+        // The threads have a clone each.
+        if written == document.len() || Arc::strong_count(&self.busy) > MOST_WRITERS {
+            return;
+        }
+        let busy = self.busy.clone();
+        let writing = move || {
+            let _ = write_rest(&mut stream, &document[written..], Instant::now() + TO_WRITE);
+            drop(busy);
+        };
+        let thread = std::thread::Builder::new().name("answer".to_owned());
+        let _ = thread.spawn(writing);
+    }
+}
+
+/// Writes to what does not block, until the deadline.
+fn write_rest(stream: &mut UnixStream, mut rest: &[u8], deadline: Instant) -> io::Result<()> {
+    while !rest.is_empty() {
+        let left = remaining(deadline);
+        if poll(&mut [PollFd::new(&*stream, PollFlags::OUT)], Some(&left))? == 0 {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        match stream.write(rest) {
+            Ok(written) => rest = &rest[written..],
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The time until a deadline, for `poll`.
+fn remaining(deadline: Instant) -> Timespec {
+    let rest = deadline.saturating_duration_since(Instant::now());
+    Timespec {
+        tv_sec: rest.as_secs() as i64,
+        tv_nsec: i64::from(rest.subsec_nanos()),
     }
 }
 
@@ -193,11 +255,7 @@ pub fn read_all(mut stream: UnixStream, deadline: Option<Instant>) -> io::Result
     let mut document = Vec::new();
     let mut part = [0; 4096];
     loop {
-        let rest = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let rest = rest.map(|rest| Timespec {
-            tv_sec: rest.as_secs() as i64,
-            tv_nsec: i64::from(rest.subsec_nanos()),
-        });
+        let rest = deadline.map(remaining);
         let mut source = [PollFd::new(&stream, PollFlags::IN)];
         if poll(&mut source, rest.as_ref())? == 0 {
             return Err(ErrorKind::TimedOut.into());
@@ -440,6 +498,38 @@ mod tests {
             ..folder
         };
         assert!(others.connect("elsewhere", soon()).is_err());
+    }
+
+    /// A run with thousands of programs.
+    #[test]
+    fn an_answer_longer_than_the_sockets_buffer_is_whole() {
+        let writers = Writers::default();
+        let document = vec![b'x'; 900_000];
+        let pair = || {
+            let (sending, asking) = UnixStream::pair().unwrap();
+            sending.set_nonblocking(true).unwrap();
+            (sending, asking)
+        };
+        let idle: Vec<UnixStream> = (0..2)
+            .map(|_| {
+                let (sending, asking) = pair();
+                writers.send(sending, document.clone());
+                asking
+            })
+            .collect();
+        let (sending, asking) = pair();
+        let began = Instant::now();
+        writers.send(sending, document.clone());
+        assert!(began.elapsed() < TO_WRITE / 2, "it was waited for");
+        let read = read_all(asking, Some(Instant::now() + PATIENCE)).unwrap();
+        assert!(read == document, "{} bytes", read.len());
+        // Those that do not read are given up.
+        while Arc::strong_count(&writers.busy) > 1 {
+            assert!(began.elapsed() < TO_WRITE * 10);
+            std::thread::sleep(PAUSE);
+        }
+        let cut = read_all(idle.into_iter().next().unwrap(), None).unwrap();
+        assert!(!cut.is_empty() && cut.len() < document.len());
     }
 
     #[test]
