@@ -135,8 +135,8 @@ impl LimitKind {
 /// The document of `--stats`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    /// The program's exit status; 128 + the signal's number if one killed it.
-    pub exit_code: i32,
+    /// The program's exit status; 128 + the signal's number if one killed it. An attached program's is its parent's to know.
+    pub exit_code: Option<u8>,
     /// The signal that killed the program.
     pub signal: Option<i32>,
     /// From the program's start to the end of the last process under the limit.
@@ -277,7 +277,7 @@ mod tests {
         ];
         let statistics = Statistics::new(&stats(), 0.5, 3);
         let report = Report {
-            exit_code: 7,
+            exit_code: Some(7),
             signal: None,
             wall_seconds: 1.5,
             command: "a b".into(),

@@ -5,7 +5,6 @@
 
 use super::cpu_time::{cpu_seconds, of_programs};
 use super::host_swap::HostSwap;
-use super::outcome::Outcome;
 use super::signals::Signals;
 use super::thrashing::Thrashing;
 use super::watch::Watched;
@@ -78,7 +77,7 @@ impl AttachedWatch<'_> {
             if !self.is_held(&mut state) && self.supervisor.stats().now.processes_now == 0 {
                 control::finish();
                 return Watched {
-                    outcome: Outcome::Exited(0),
+                    outcome: None,
                     unmanaged: 0,
                     programs: self.programs(),
                 };

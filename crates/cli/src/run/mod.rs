@@ -219,7 +219,7 @@ fn hold(arguments: &HoldOptions, subject: &Subject<'_>) -> Result<ExitCode, Fail
     };
     ending.report(arguments, stats_file);
     messages::flush();
-    Ok(outcome.follow())
+    Ok(outcome.map_or(ExitCode::SUCCESS, Outcome::follow))
 }
 
 /// Starts or attaches the program and watches until nothing is left to hold.
@@ -283,9 +283,10 @@ fn supervise(
     let outcome = watched.outcome;
     observing.finish(&About {
         command,
-        outcome: match outcome.signal() {
-            Some(signal) => format!("killed by signal {signal}"),
-            None => format!("status {}", outcome.exit_code()),
+        outcome: match outcome {
+            Some(Outcome::Killed(signal)) => format!("killed by signal {signal}"),
+            Some(Outcome::Exited(code)) => format!("status {code}"),
+            None => "ended or detached".to_owned(),
         },
     });
     Ok(watched)
@@ -303,7 +304,7 @@ fn attach_to(supervisor: &Supervisor, process: &Arc<Process>) -> Result<(), Fail
 struct Ending {
     name: String,
     command: String,
-    outcome: Outcome,
+    outcome: Option<Outcome>,
     wall_seconds: f64,
     statistics: Statistics,
 }
@@ -317,8 +318,8 @@ impl Ending {
         }
         let Some(file) = stats_file else { return };
         let report = Report {
-            exit_code: self.outcome.exit_code().into(),
-            signal: self.outcome.signal(),
+            exit_code: self.outcome.map(Outcome::exit_code),
+            signal: self.outcome.and_then(Outcome::signal),
             wall_seconds: self.wall_seconds,
             command: self.command,
             memfold_version: env!("CARGO_PKG_VERSION"),

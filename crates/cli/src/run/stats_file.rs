@@ -228,7 +228,7 @@ mod tests {
     fn report() -> Report {
         let statistics = Statistics::new(&Stats::default(), 0.0, 0);
         Report {
-            exit_code: 3,
+            exit_code: Some(3),
             signal: None,
             wall_seconds: 0.5,
             command: "true".into(),

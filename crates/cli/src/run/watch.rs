@@ -63,8 +63,8 @@ pub struct Watch<'a> {
 
 /// What a run came to.
 pub struct Watched {
-    /// How the program ended.
-    pub outcome: Outcome,
+    /// How the program ended; not known of one that was attached.
+    pub outcome: Option<Outcome>,
     /// Processes that were found outside the limit.
     pub unmanaged: u64,
     /// What the command line knows of the programs.
@@ -142,7 +142,7 @@ impl Watch<'_> {
                         descriptors::warn_of_shortage(state.without_descriptors);
                     }
                     return Watched {
-                        outcome,
+                        outcome: Some(outcome),
                         unmanaged: state.descendants.unmanaged(),
                         programs: self.programs(&state),
                     };

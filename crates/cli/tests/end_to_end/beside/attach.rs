@@ -288,6 +288,8 @@ pub(super) fn cycles_until_its_end(words: &[&str], limit: &str) -> (String, u32)
             let found = fs::read(&statistics).expect("statistics");
             let found: serde_json::Value = serde_json::from_slice(&found).expect("JSON");
             pages_out += found["pages_out"].as_u64().expect("a number");
+            // Its parent alone learns it.
+            assert!(found["exit_code"].is_null(), "{found}");
             cycles += 1;
             continue;
         }
