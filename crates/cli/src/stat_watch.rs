@@ -4,7 +4,7 @@ use crate::describe::print;
 use crate::failure::Failure;
 use crate::format::{bytes, grouped};
 use crate::instance::Instance;
-use crate::live::{self, nothing_runs};
+use crate::live::{self, nothing_runs_as};
 use crate::report::Snapshot;
 use std::collections::HashMap;
 use std::io::{self, IsTerminal};
@@ -13,6 +13,19 @@ use std::time::{Duration, Instant};
 
 /// Lines after which the header is repeated on a terminal.
 const HEADER_EVERY: usize = 20;
+
+/// Seconds of an interval that are taken for meant where they were given as a PID.
+const LONGEST_MEANT: u32 = 600;
+
+/// What is meant by a number behind `--watch` and a space, if it may be a time.
+fn every(pid: Option<u32>, interval: Duration) -> String {
+    match pid {
+        Some(seconds) if interval.as_secs() == 1 && seconds <= LONGEST_MEANT => {
+            format!("; every {seconds} seconds is --watch={seconds}")
+        }
+        _ => String::new(),
+    }
+}
 
 /// Prints until no run or disk is left.
 pub fn watch(pid: Option<u32>, interval: Duration, json: bool) -> Result<ExitCode, Failure> {
@@ -23,7 +36,7 @@ pub fn watch(pid: Option<u32>, interval: Duration, json: bool) -> Result<ExitCod
     loop {
         let runs = live::instances_of(pid, live::PATIENCE);
         if runs.is_empty() && lines == 0 {
-            return Err(nothing_runs(pid));
+            return Err(nothing_runs_as(pid, &every(pid, interval)));
         }
         // One that is stopped for a while goes on.
         if runs.is_empty() && live::complaints().is_empty() {
@@ -139,6 +152,15 @@ fn share(run: &Snapshot, before: Option<&Instance>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_behind_a_space_may_be_a_time() {
+        let second = Duration::from_secs(1);
+        assert!(every(Some(5), second).contains("--watch=5"));
+        assert_eq!(every(Some(12_345), second), "");
+        assert_eq!(every(Some(5), second * 7), "");
+        assert_eq!(every(None, second), "");
+    }
     use crate::disk_report::{DiskSnapshot, DiskStatistics};
     use crate::report::{Programs, Statistics};
     use memfold_disk::DiskUsage;

@@ -17,7 +17,7 @@ pub fn one_line(error: &clap::Error, line: &[OsString]) -> String {
         None => "memfold --help".to_owned(),
     };
     let hint = match subcommand {
-        Some(_) => suggestion(error),
+        Some(found) => suggestion(error).or_else(|| pid_first(found, line)),
         None => program_hint(line)
             .or_else(|| suggestion(error))
             .or_else(|| run_hint(&command, line)),
@@ -71,6 +71,21 @@ fn suggestion(error: &clap::Error) -> Option<String> {
         _ => None,
     })?;
     Some(format!("did you mean {names}?"))
+}
+
+/// For a PID behind what belongs behind it.
+fn pid_first(command: &clap::Command, line: &[OsString]) -> Option<String> {
+    let words: Vec<_> = line
+        .iter()
+        .map(|word| word.to_str())
+        .collect::<Option<_>>()?;
+    let [name, size, pid] = words[..] else {
+        return None;
+    };
+    let takes_pid = command.get_positionals().next()?.get_id() == "pid";
+    let is_pid = |word: &str| word.parse::<u32>().is_ok();
+    (takes_pid && is_pid(pid) && !is_pid(size) && !size.starts_with('-'))
+        .then(|| format!("the PID comes first: memfold {name} {pid} {size}"))
 }
 
 /// For options of `run`, and for a program, in the place of a subcommand.
@@ -130,6 +145,11 @@ mod tests {
                 &["memfold run --limit", "memfold --help"],
             ),
             (&["walk"], &["walk"]),
+            (
+                &["limit", "3G", "11"],
+                &["the PID comes first: memfold limit 11 3G"],
+            ),
+            (&["reclaim", "3G", "11"], &["memfold reclaim 11 3G"]),
         ] {
             let text = line(words);
             assert!(!text.contains('\n') && !text.starts_with("error"), "{text}");

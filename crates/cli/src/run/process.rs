@@ -15,6 +15,7 @@ use rustix::process::{Resource, Rlimit, getpid, set_child_subreaper, setrlimit};
 use rustix::thread::disable_transparent_huge_pages;
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -123,9 +124,13 @@ fn preload_list(preload: &Path, had: Option<OsString>) -> OsString {
 /// Exit status 127 where the program is not there, 126 where it cannot be executed, 125 where it
 /// never came to that.
 fn not_started(program: &OsStr, error: &io::Error) -> Failure {
-    use io::ErrorKind::{NotFound, OutOfMemory, WouldBlock};
+    use io::ErrorKind::{NotFound, OutOfMemory, PermissionDenied, WouldBlock};
     let name = program.to_string_lossy();
     match error.kind() {
+        NotFound if program.is_empty() => Failure::with_status(
+            failure::NOT_FOUND,
+            "cannot execute a program without a name: the first word of the command is empty (a variable that is not set?)",
+        ),
         NotFound => {
             let why = match interpreter::missing(program) {
                 Some(missing) => format!("its interpreter {} does not exist", missing.display()),
@@ -137,10 +142,27 @@ fn not_started(program: &OsStr, error: &io::Error) -> Failure {
         OutOfMemory | WouldBlock => {
             Failure::own(format!("cannot start a process for {name}: {error}"))
         }
-        _ => Failure::with_status(
-            failure::NOT_EXECUTABLE,
-            format!("cannot execute {name}: {error}"),
-        ),
+        _ => {
+            // A name without a slash was looked for in PATH, not here.
+            let found = if name.contains('/') {
+                Path::new(program).metadata().ok()
+            } else {
+                None
+            };
+            let why = match (error.kind(), found) {
+                (PermissionDenied, Some(found)) if found.is_dir() => {
+                    "it is a folder; name a program in it".to_owned()
+                }
+                (PermissionDenied, Some(found)) if found.mode() & 0o111 == 0 => {
+                    format!(
+                        "it is not executable; chmod +x {name}, or name its interpreter before it"
+                    )
+                }
+                _ => error.to_string(),
+            };
+            let text = format!("cannot execute {name}: {why}");
+            Failure::with_status(failure::NOT_EXECUTABLE, text)
+        }
     }
 }
 
@@ -157,6 +179,23 @@ mod tests {
             preload_list(ours, Some("/usr/lib/b.so c.so".into())),
             "/tmp/memfold-1/a.so:/usr/lib/b.so c.so"
         );
+    }
+
+    #[test]
+    fn what_is_no_program_is_told_why() {
+        let plain = tempfile::NamedTempFile::new().unwrap();
+        let plain = plain.path().to_str().unwrap();
+        for (program, errno, part) in [
+            ("/tmp", 13, "it is a folder"),
+            ("", 2, "is empty"),
+            (plain, 13, "chmod +x"),
+            ("/bin/sh", 13, "Permission denied"),
+            // A folder here, but none of PATH.
+            ("src", 13, "Permission denied"),
+        ] {
+            let failure = not_started(OsStr::new(program), &io::Error::from_raw_os_error(errno));
+            assert!(failure.to_string().contains(part), "{failure}");
+        }
     }
 
     #[test]
