@@ -1,6 +1,9 @@
 //! `memfold attach` and `memfold detach`: a program that runs already comes under a limit, and goes its way again.
 
-use crate::support::{Stage, compiled, memfold, rounds, short_or_long, source, torture};
+use crate::support::{
+    LEAST_RESIDENT, Limits, Program, Stage, compiled, memfold, rounds, short_or_long, source,
+    torture,
+};
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -493,6 +496,35 @@ fn a_program_of_a_run_is_detached_and_its_children_are_its_own() {
     std::io::Read::read_to_string(&mut output, &mut rest).expect("its output");
     assert_eq!(rest, "4194304\n".repeat(20));
     assert_eq!(run.wait().expect("it ends").code(), Some(0));
+}
+
+/// Each child relies on being known until its helper runs.
+#[test]
+fn a_program_of_a_run_forks_all_the_time_while_it_is_detached() {
+    beside!(&["sh"]);
+    let script = "text=x; i=0; while [ $i -lt 22 ]; do text=$text$text; i=$((i+1)); done; \
+                  a=$text; b=$text; c=$text; d=$text; echo ready; while [ ! -e \"$0\" ]; do (:) || exit 1; done";
+    for round in 0..2 * rounds() {
+        for options in [&[][..], &["--prepare-forks"]] {
+            let folder = tempfile::tempdir().expect("a temporary directory");
+            let stop = folder.path().join("stop");
+            let program = Program::new("sh").args(["-c".as_ref(), script.as_ref(), stop.as_path()]);
+            let program = program.memfold_options(options.iter().copied());
+            let mut running = program.start(Limits::Resident(LEAST_RESIDENT));
+            running.wait_for_output(6);
+            wait_until("pages were out", || {
+                running.statistics()["pages_out"].as_u64() > Some(100)
+            });
+            std::thread::sleep(Duration::from_millis(100));
+            let detached = detach(running.program().cast_unsigned());
+            let said = text(&detached.stderr);
+            assert_eq!(detached.status.code(), Some(0), "round {round}: {said}");
+            std::thread::sleep(Duration::from_millis(200));
+            fs::write(&stop, "").expect("a file");
+            let outcome = running.wait();
+            assert_eq!(outcome.code(), 0, "round {round}, {options:?}: {said}");
+        }
+    }
 }
 
 #[test]

@@ -152,9 +152,9 @@ impl AddressSpace {
         *lock(&child.thread_ends) = lock(&self.thread_ends).clone();
         *lock(&child.fork.inheritance) = Some(Inheritance::default());
         child.fork.awaits_comparison.store(true, Ordering::Relaxed);
-        if self.let_go.is_asked() {
-            // Whoever asked may be done by now.
-            child.let_go.ask();
+        if self.let_go.is_asked_with_children() {
+            // The thread that asked may be done by now.
+            child.let_go.ask(true);
         }
         child
             .fork

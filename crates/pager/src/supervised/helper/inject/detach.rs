@@ -138,12 +138,13 @@ impl Attacher {
 
     /// Asks for a tree to be let go, and adds those to it whose process is known, once.
     fn let_go(&self, tree: &mut Tree) {
+        let with_children = tree.library.is_some();
         for space in self.group.spaces() {
-            let is_descendant = tree.library.is_some() && space.fork.ancestors.contains(&tree.root);
+            let is_descendant = with_children && space.fork.ancestors.contains(&tree.root);
             if space.id != tree.root && !is_descendant || space.has_left() {
                 continue;
             }
-            space.let_go.ask();
+            space.let_go.ask(with_children);
             let is_new = tree.leaving.iter().all(|one| one.space.id != space.id);
             if let Some(inspector) = space.inspector().filter(|_| is_new) {
                 let process = inspector.process().clone();
