@@ -190,7 +190,39 @@ impl Sizes {
 
 /// How large a process is; none if it is gone.
 pub fn sizes(pid: i32) -> Option<Sizes> {
-    Sizes::of_statm(&proc_text(&format!("/proc/{pid}/statm")).ok()?)
+    let of = |folder: &str| Sizes::of_statm(&proc_text(&format!("{folder}/statm")).ok()?);
+    let sizes = of(&format!("/proc/{pid}"))?;
+    if sizes.mapped_pages > 0 {
+        return Some(sizes);
+    }
+    // A thread that has ended has no memory.
+    of(&living_folder(pid))
+}
+
+/// A folder in `/proc` that shows the memory, the executable and the environment of a process: its own, or that of another
+/// thread if the main one has ended.
+pub fn living_folder(pid: i32) -> String {
+    let own = format!("/proc/{pid}");
+    let Ok(folder) = handle::folder_of(pid) else {
+        return own;
+    };
+    match living_thread_in(folder.as_fd(), pid) {
+        Some(thread) if thread != pid => format!("{own}/task/{thread}"),
+        _ => own,
+    }
+}
+
+/// The first thread that has not ended, of the process with this folder and PID: the main thread if it is one of them.
+fn living_thread_in(folder: BorrowedFd<'_>, pid: i32) -> Option<i32> {
+    let is_living = |thread: &i32| {
+        let stat = handle::text_below(folder, &format!("task/{thread}/stat"));
+        let state = stat.ok().and_then(|stat| stat_field(&stat, 3));
+        state.is_some_and(|state: char| !matches!(state, 'Z' | 'X'))
+    };
+    if is_living(&pid) {
+        return Some(pid);
+    }
+    threads_in(folder).into_iter().find(is_living)
 }
 
 fn walk(ancestor: i32) -> Vec<i32> {

@@ -99,7 +99,14 @@ impl Tracee {
     /// system call instruction is found; `ESRCH` if it is gone.
     pub fn stop(process: &Arc<Process>, thread: i32, patience: Duration) -> io::Result<Tracee> {
         let sleep = Sleep::look(process, thread);
-        trace(libc::PTRACE_SEIZE, thread, 0, 0)?;
+        trace(libc::PTRACE_SEIZE, thread, 0, 0).map_err(|error| {
+            // To the kernel, one that has ended is one that may not be traced.
+            if has_ended(process, thread) {
+                io::Error::from_raw_os_error(libc::ESRCH)
+            } else {
+                error
+            }
+        })?;
         // While its handle shows that the process is not reaped, its PID is its own.
         let stopped = process
             .signal(0)
@@ -129,7 +136,7 @@ impl Tracee {
     /// Takes note of what is put back.
     fn keep(process: &Arc<Process>, thread: i32, sleep: &Sleep) -> io::Result<Tracee> {
         let memory = Memory {
-            file: Arc::new(process.open_memory()?),
+            file: Arc::new(process.open_memory(thread)?),
             user: process.user()?,
         };
         // The thread is stopped, so it has not been ended by an `exec` before, and the file is of its memory.

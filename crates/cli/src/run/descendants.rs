@@ -301,7 +301,7 @@ impl Descendants {
 /// What a process executes, by its name; the same once the file is removed or replaced, as an update does it. (To ask for
 /// the file itself may take as long as a FUSE file system likes.)
 fn executable_of(pid: i32) -> Option<PathBuf> {
-    let name = fs::read_link(format!("/proc/{pid}/exe"))
+    let name = fs::read_link(format!("{}/exe", process::living_folder(pid)))
         .ok()?
         .into_os_string();
     let mut name = name.into_vec();

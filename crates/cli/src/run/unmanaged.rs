@@ -82,7 +82,7 @@ impl fmt::Display for Reason {
 
 /// Whether a process has a 64-bit program without a loader.
 pub fn is_static(pid: i32) -> bool {
-    let file = File::open(format!("/proc/{pid}/exe")).ok();
+    let file = File::open(format!("{}/exe", process::living_folder(pid))).ok();
     let executable = file.and_then(|file| Head::read(file)?.executable());
     executable.is_some_and(|executable| executable.sixty_four_bit && !executable.interpreted)
 }
@@ -90,7 +90,8 @@ pub fn is_static(pid: i32) -> bool {
 /// Finds the reason, as far as `/proc` shows it. `is_short` says whether memfold has lacked descriptors since the
 /// process started.
 pub fn reason(pid: i32, preload: &Path, is_short: bool) -> Reason {
-    let executable = format!("/proc/{pid}/exe");
+    let folder = process::living_folder(pid);
+    let executable = format!("{folder}/exe");
     let file = match File::open(&executable) {
         Ok(file) => file,
         Err(error) if is_shortage(&error) => return Reason::Descriptors,
@@ -111,7 +112,7 @@ pub fn reason(pid: i32, preload: &Path, is_short: bool) -> Reason {
     let preload = preload.as_os_str().as_bytes();
     let has = |file: &str| -> io::Result<bool> {
         let mut bytes = Vec::new();
-        let file = File::open(format!("/proc/{pid}/{file}"))?;
+        let file = File::open(format!("{folder}/{file}"))?;
         file.take(MOST_READ).read_to_end(&mut bytes)?;
         Ok(contains(&bytes, preload))
     };

@@ -6,6 +6,7 @@
  *   late forks MEGABYTES   forks at once, and again and again as it grows; each child verifies and grows, too
  *   late spawns MEGABYTES  is large when it makes a child by vfork, which does not execute anything for a while
  *   late user MEGABYTES    closes all descriptors and becomes another user before it grows
+ *   late outlives MEGABYTES  the main thread ends before another one stamps pages, sleeps and verifies them
  *   late waits             is large, and waits for an event; an interruption would show
  *   late signals           the same, and a signal is to end the wait
  *   late receives          the same for data on a socket with a timeout
@@ -19,6 +20,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/io_uring.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -56,6 +58,24 @@ static void hold(size_t pages)
     const uint64_t *memory = map_stamped(pages);
     sleep(2);
     verify_pages("held", memory, 0, pages, 1);
+}
+
+static void *outlive(void *pages)
+{
+    /* Until the main thread has ended. */
+    usleep(50000);
+    hold(*(size_t *)pages);
+    say("outlives ok\n");
+    _exit(0);
+}
+
+static void outlives(size_t pages)
+{
+    static size_t other_pages;
+    pthread_t other;
+    other_pages = pages;
+    end_unless(!pthread_create(&other, NULL, outlive, &other_pages), "a thread");
+    pthread_exit(NULL);
 }
 
 static void touch(size_t pages)
@@ -226,6 +246,8 @@ int main(int count, char **arguments)
         grow(pages);
     else if (!strcmp(mode, "hold"))
         hold(pages);
+    else if (!strcmp(mode, "outlives"))
+        outlives(pages);
     else if (!strcmp(mode, "touch"))
         touch(pages);
     else if (!strcmp(mode, "forks"))

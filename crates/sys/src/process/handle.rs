@@ -1,7 +1,7 @@
 //! A process as a kernel object: its pidfd, and its folder in `/proc`, which stays that of the same
 //! process when the PID is reused.
 
-use super::{children_in, named_field, stat_field, threads_in};
+use super::{children_in, living_thread_in, named_field, stat_field, threads_in};
 use crate::socket::Peer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
@@ -132,17 +132,36 @@ impl Process {
         open_below(self.folder.as_fd(), path)
     }
 
-    /// Opens its memory, for reading and writing: that of the program that it executes now, also once it executes another.
+    /// Opens the memory of one of its threads, for reading and writing: that of the program that it executes now, also once
+    /// it executes another.
     ///
     /// # Errors
     /// As [`Process::open_file`], and if it may not be traced.
-    pub(crate) fn open_memory(&self) -> io::Result<File> {
+    pub(crate) fn open_memory(&self, thread: i32) -> io::Result<File> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        let opened = rustix::fs::openat(&self.folder, "mem", flags, Mode::empty())?;
+        let path = format!("task/{thread}/mem");
+        let opened = rustix::fs::openat(&self.folder, path, flags, Mode::empty())?;
         Ok(File::from(opened))
     }
 
-    /// The text of such a file; bytes that are not UTF-8 as `�`.
+    /// Opens a file of its memory, its executable or its environment, by a thread that has not ended: the main thread may
+    /// have.
+    ///
+    /// # Errors
+    /// As [`Process::open_file`].
+    pub fn open_living(&self, path: &str) -> io::Result<File> {
+        match self.living_thread() {
+            Some(thread) => self.open_file(&format!("task/{thread}/{path}")),
+            None => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+        }
+    }
+
+    /// A thread that has not ended: the main thread if it is one.
+    pub fn living_thread(&self) -> Option<i32> {
+        living_thread_in(self.folder.as_fd(), self.pid)
+    }
+
+    /// The text of a file below its folder in `/proc`; bytes that are not UTF-8 as `�`.
     ///
     /// # Errors
     /// As [`Process::open_file`].

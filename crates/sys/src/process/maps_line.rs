@@ -32,7 +32,7 @@ impl Process {
         mut look: impl FnMut(MapsLine<'_>) -> Option<T>,
     ) -> io::Result<Option<T>> {
         each_line(
-            &self.open_file("maps")?,
+            &self.open_living("maps")?,
             MOST_OF_MAPS,
             |line| match MapsLine::parse(line).and_then(&mut look) {
                 Some(found) => ControlFlow::Break(found),

@@ -1,7 +1,9 @@
 //! What the threads of a process do, as far as `/proc` tells.
 
-use super::{Process, is_fork, stat_field};
+use super::handle::folder_of;
+use super::{Process, is_fork, living_thread_in, stat_field};
 use std::io::{self, Read};
+use std::os::fd::AsFd;
 
 /// A thread at the moment at which it was looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,13 +73,16 @@ impl Process {
         if threads.is_empty() || threads.len() as u64 > MOST_THREADS {
             return Err(io::ErrorKind::Unsupported.into());
         }
+        let own = self.living_thread().unwrap_or(self.pid());
         let mut left = MOST_CHILDREN;
         for thread in threads {
             for child in self.children_of(thread)? {
                 left = left.checked_sub(1).ok_or(io::ErrorKind::Unsupported)?;
-                match has_same_memory(self.pid(), child) {
+                match has_memory_of(own, child) {
                     Ok(false) => {}
-                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                    // It was reaped.
+                    Err(error)
+                        if matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT)) => {}
                     shares_or_unknown => return shares_or_unknown,
                 }
             }
@@ -93,7 +98,9 @@ impl Process {
         let Some(parent) = self.parent().filter(|parent| *parent != 0) else {
             return Ok(false);
         };
-        match has_same_memory(self.pid(), parent) {
+        let living = |process: &Process| process.living_thread().unwrap_or(process.pid());
+        let parents = Process::open(parent).map_or(parent, |parent| living(&parent));
+        match has_same_memory(living(self), parents) {
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(false),
             shares_or_unknown => shares_or_unknown,
         }
@@ -144,7 +151,20 @@ impl Process {
     }
 }
 
-/// Whether two processes use one address space, by their PIDs.
+/// Whether a child uses the memory of a thread that lives.
+fn has_memory_of(thread: i32, child: i32) -> io::Result<bool> {
+    if has_same_memory(thread, child)? {
+        return Ok(true);
+    }
+    // A main thread that has ended has no memory, while others of the child may go on.
+    let folder = folder_of(child)?;
+    match living_thread_in(folder.as_fd(), child) {
+        Some(living) if living != child => has_same_memory(thread, living),
+        _ => Ok(false),
+    }
+}
+
+/// Whether two processes use one address space, by their PIDs, or by TIDs of theirs.
 fn has_same_memory(one: i32, other: i32) -> io::Result<bool> {
     /// `KCMP_VM` of the kernel's `linux/kcmp.h`.
     const MEMORY: i32 = 1;

@@ -9,7 +9,7 @@ fn grows_late(mode: &str, at_once: u32, megabytes: &str) {
     );
     let outcome = Program::new("sh")
         .args(["-c", &script])
-        .arg(compiled("late", &["late.c"], &[]))
+        .arg(compiled("late", &["late.c"], &["-pthread"]))
         .args([mode, megabytes])
         .run(Limits::Resident(512 * MIB));
     outcome.assert_success();
@@ -54,7 +54,7 @@ fn small_programs_that_start_at_once_do_not_take_twice_the_limit() {
                   for one in $all; do wait $one || exit 1; done";
     let outcome = Program::new("sh")
         .args(["-c", script])
-        .arg(compiled("late", &["late.c"], &[]))
+        .arg(compiled("late", &["late.c"], &["-pthread"]))
         .run(Limits::Resident(LIMIT));
     outcome.assert_success();
     assert_eq!(outcome.text(), "hold ok\n".repeat(200));

@@ -14,7 +14,7 @@ fn below_a_shell(script: &str, arguments: &[&str], options: &[&str]) -> Outcome 
 fn program_below_a_shell(script: &str, arguments: &[&str], options: &[&str]) -> Program {
     Program::new("sh")
         .args(["-c", script])
-        .arg(compiled("late", &["late.c"], &[]))
+        .arg(compiled("late", &["late.c"], &["-pthread"]))
         .args(arguments)
         .memfold_options(options)
         .timeout(Duration::from_secs(120))
@@ -80,7 +80,7 @@ fn ways<'a>(ways: [&'a [&'a str]; 2]) -> impl Iterator<Item = &'a [&'a str]> {
 fn forks_of_a_program_with_a_helper_keep_every_page() {
     beside!(&["cc"]);
     for options in ways([&[], &["--prepare-forks"]]) {
-        let outcome = Program::new(compiled("late", &["late.c"], &[]))
+        let outcome = Program::new(compiled("late", &["late.c"], &["-pthread"]))
             .args(["forks", "560"])
             .memfold_options(options)
             .timeout(Duration::from_secs(120))
@@ -119,6 +119,19 @@ fn a_child_in_its_parents_memory_gets_no_helper() {
 fn a_program_that_changed_its_user_is_late_all_the_same() {
     beside!(&["cc", "sh"]);
     assert_was_out(&late(&["user", "620"], &[]));
+}
+
+#[test]
+fn a_program_is_late_although_its_main_thread_has_ended() {
+    beside!(&["cc", "sh"]);
+    let script = "sleep 0.1; \"$0\" \"$@\"; exit $?";
+    let program = program_below_a_shell(script, &["outlives", "64"], &[]);
+    // So much that it does not start its helper itself, however long a look takes.
+    let outcome = program.run(Limits::Resident(4096 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "outlives ok\n");
+    assert_none_named(&outcome);
+    assert!(outcome.number("processes") >= 2.0, "it got no helper");
 }
 
 /// The helper is started while the program waits.

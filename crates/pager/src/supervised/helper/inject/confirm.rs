@@ -37,7 +37,7 @@ impl Library {
             return Ok(false);
         }
         let path = self.path.as_os_str().as_bytes().to_vec();
-        let environment = process.open_file("environ")?;
+        let environment = process.open_living("environ")?;
         let names_path = move || {
             let bytes = read(environment, MOST_ENVIRONMENT)?;
             Ok(bytes.windows(path.len()).any(|bytes| bytes == path))
@@ -53,7 +53,7 @@ fn has_loader(process: &Process) -> io::Result<bool> {
     const MOST: u64 = 1 << 12;
     const WORD: usize = size_of::<u64>();
     const AT_BASE: u64 = 7;
-    let vector = read(process.open_file("auxv")?, MOST)?;
+    let vector = read(process.open_living("auxv")?, MOST)?;
     let (words, _) = vector.as_chunks::<WORD>();
     let words: Vec<u64> = words.iter().map(|word| u64::from_ne_bytes(*word)).collect();
     let base = words.chunks_exact(2).find(|entry| entry[0] == AT_BASE);

@@ -296,7 +296,9 @@ impl Library {
 
     /// What rules it out.
     fn examine(&self, process: &Process) -> Result<(), AttachError> {
-        match process.state(process.pid()) {
+        // The main thread may have ended before others.
+        let living = process.living_thread();
+        match living.and_then(|thread| process.state(thread)) {
             Some('T' | 't') => return Err(AttachError::Stopped),
             None | Some('Z' | 'X') => return Err(AttachError::Gone),
             _ => {}
@@ -483,7 +485,7 @@ fn is_made_by_go(process: &Arc<Process>) -> Result<bool, AttachError> {
     let process = process.clone();
     let read = move || -> io::Result<Vec<u8>> {
         let mut head = Vec::new();
-        let file = process.open_file("exe")?;
+        let file = process.open_living("exe")?;
         file.take(HEAD).read_to_end(&mut head)?;
         Ok(head)
     };
