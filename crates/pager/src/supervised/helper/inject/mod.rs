@@ -451,20 +451,28 @@ fn by_one_of<T: Send>(
     Err(last)
 }
 
-/// Stops a thread, unless it filters its system calls.
+/// Stops a thread, unless it filters its system calls. `Gone` if the process has ended, not this thread alone.
 fn stop(process: &Arc<Process>, thread: i32, patience: Duration) -> Result<Tracee, AttachError> {
     privilege::give_up_in_thread()?;
+    let gone = || {
+        if process.has_ended() {
+            AttachError::Gone
+        } else {
+            // Another thread can be stopped, at another time at least.
+            AttachError::Busy
+        }
+    };
     let tracee =
         Tracee::stop(process, thread, patience).map_err(|error| match error.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => AttachError::NotPermitted,
             Some(libc::ENOEXEC) => AttachError::NotSixtyFourBit,
             Some(libc::ETIMEDOUT | libc::EAGAIN) => AttachError::Busy,
             Some(libc::EOPNOTSUPP) => AttachError::Dispatched,
-            Some(libc::ESRCH) => AttachError::Gone,
+            Some(libc::ESRCH) => gone(),
             _ => error.into(),
         })?;
     let status = process.text(&format!("task/{thread}/status"));
-    let status = status.map_err(|_| AttachError::Gone)?;
+    let status = status.map_err(|_| gone())?;
     let mut filters = Filters::default();
     filters.look(status.as_bytes());
     // In strict mode there is none.
@@ -540,4 +548,25 @@ fn protect(tracee: &mut Tracee, pages: &Range<u64>, access: u64) -> io::Result<(
 
 fn shifted(range: &Range<u64>, start: u64) -> Range<u64> {
     start + range.start..start + range.end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn a_program_is_not_gone_with_one_of_its_threads() {
+        let mut child = Command::new("/bin/sleep").arg("10").spawn().unwrap();
+        let process = Arc::new(Process::open(child.id() as i32).unwrap());
+        let stop = |thread| {
+            let stopped = by_one_of(&process, &[thread], STOPPING, |_| Ok(()));
+            stopped.unwrap_err()
+        };
+        // No thread has this TID.
+        assert!(matches!(stop(i32::MAX), AttachError::Busy));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(matches!(stop(process.pid()), AttachError::Gone));
+    }
 }
