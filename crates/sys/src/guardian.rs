@@ -62,17 +62,23 @@ struct List {
 const _: () = assert!(size_of::<List>() == LIST);
 
 impl List {
-    /// An empty list with `behind` more bytes behind it. Never unmapped: the guardian uses it after
-    /// this process's end.
-    fn new(behind: usize) -> io::Result<&'static List> {
-        let mapping: &'static Mapping = Box::leak(Box::new(Mapping::anonymous(LIST + behind)?));
-        // SAFETY: the mapping is page aligned, at least LIST long and never unmapped; any bytes are
-        // a valid list of atomics.
-        let list: &'static List = unsafe { mapping.start().cast::<List>().as_ref() };
+    /// A mapping that begins with an empty list, with `behind` more bytes behind it.
+    fn map(behind: usize) -> io::Result<Mapping> {
+        let mapping = Mapping::anonymous(LIST + behind)?;
+        // SAFETY: the mapping is page aligned, at least LIST long and outlives this reference; any bytes are a valid list
+        // of atomics.
+        let list = unsafe { mapping.start().cast::<List>().as_ref() };
         for place in &list.places {
             place.store(FREE, Ordering::Relaxed);
         }
-        Ok(list)
+        Ok(mapping)
+    }
+
+    /// The list in what [`List::map`] has mapped. Never unmapped: the guardian uses it after this process's end.
+    fn keep(mapping: Mapping) -> &'static List {
+        let mapping: &'static Mapping = Box::leak(Box::new(mapping));
+        // SAFETY: `map` has made a list there, and the mapping is never unmapped.
+        unsafe { mapping.start().cast::<List>().as_ref() }
     }
 
     /// This and those behind it.
@@ -143,22 +149,27 @@ pub struct Guarded {
 
 impl Running {
     fn start() -> io::Result<Running> {
-        let list = List::new(STACK)?;
-        // Never closed, as the guardian needs it as long as it runs.
-        let own = pidfd_of(own_id())?.into_raw_fd();
-        list.supervisor.store(own, Ordering::Relaxed);
-        let stack_top = std::ptr::from_ref(list) as usize + LIST + STACK;
+        let mapping = List::map(STACK)?;
+        let own = pidfd_of(own_id())?;
+        let start = mapping.start();
+        // SAFETY: `map` has made a list there, and the mapping outlives this use.
+        let supervisor = unsafe { &start.cast::<List>().as_ref().supervisor };
+        supervisor.store(own.as_raw_fd(), Ordering::Relaxed);
+        let stack_top = start.as_ptr() as usize + LIST + STACK;
         let flags = CLONE_VM | CLONE_FS | CLONE_FILES;
         // Signals to all of this process's group are not meant for the guardian.
         let mask = block_signals();
-        // SAFETY: the stack is new and stays mapped, as does the list; `guard` never returns and
-        // uses nothing of the C library's.
-        let process = unsafe { raw::clone(flags, stack_top, guard, (&raw const *list).cast()) };
+        // SAFETY: the stack is new and stays mapped, as does the list, if there is a process that uses them: it is kept
+        // below then. `guard` never returns and uses nothing of the C library's.
+        let process = unsafe { raw::clone(flags, stack_top, guard, start.as_ptr()) };
         restore_signals(&mask);
         let process = i32::try_from(process).unwrap_or(-1);
         if process <= 0 {
             return Err(io::Error::from_raw_os_error(-process));
         }
+        // Never closed, as the guardian needs it as long as it runs.
+        let _ = own.into_raw_fd();
+        let list = List::keep(mapping);
         Ok(Running { list, process })
     }
 
@@ -168,7 +179,7 @@ impl Running {
             place.store(value, Ordering::SeqCst);
             return Ok(place);
         }
-        let list = List::new(0)?;
+        let list = List::keep(List::map(0)?);
         list.places[0].store(value, Ordering::SeqCst);
         let last = self.list.all().last().unwrap_or(self.list);
         last.next
@@ -377,7 +388,7 @@ fn poll(descriptor: i32, seconds: Option<i64>) -> (isize, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::FromRawFd;
+    use std::os::fd::{AsFd, FromRawFd};
     use std::process::{Command, Stdio};
     use std::time::Duration;
 
@@ -393,7 +404,7 @@ mod tests {
     #[test]
     fn as_many_are_guarded_as_there_are() {
         let running = Running {
-            list: List::new(0).unwrap(),
+            list: List::keep(List::map(0).unwrap()),
             process: 0,
         };
         let places: Vec<_> = (0..5000)
@@ -417,6 +428,39 @@ mod tests {
         let mut left = 0;
         each(running.list, |_, _| left += 1);
         assert_eq!(left, 1001);
+    }
+
+    /// Runs this test's binary anew, as one that may have no more processes.
+    #[test]
+    fn a_guardian_that_cannot_be_started_leaves_nothing_open() {
+        const ROLE: &str = "MEMFOLD_TEST_GUARDIAN_FAILS";
+        if std::env::var_os(ROLE).is_some() {
+            const OTHER: u32 = 65534;
+            // SAFETY: numbers, and a live limit. Root's processes are not limited; if this is not root's, it stays as it is.
+            unsafe {
+                let none: libc::rlimit = std::mem::zeroed();
+                libc::setresuid(OTHER, OTHER, OTHER);
+                assert_eq!(libc::setrlimit(libc::RLIMIT_NPROC, &raw const none), 0);
+            }
+            let open = || std::fs::File::open("/dev/null").unwrap();
+            let (held, lowest) = (open(), open().as_raw_fd());
+            let guardian = Guardian::default();
+            for _ in 0..50 {
+                let error = guardian.hold(held.as_fd()).unwrap_err();
+                assert_eq!(error.raw_os_error(), Some(libc::EAGAIN));
+            }
+            assert_eq!(open().as_raw_fd(), lowest, "descriptors are left open");
+            return;
+        }
+        let status = Command::new(std::env::current_exe().unwrap())
+            .arg("--exact")
+            .arg("guardian::tests::a_guardian_that_cannot_be_started_leaves_nothing_open")
+            .args(["--nocapture", "--test-threads=1"])
+            .env(ROLE, "1")
+            .stdout(Stdio::null())
+            .status()
+            .unwrap();
+        assert!(status.success(), "{status}");
     }
 
     /// Runs this test's binary anew: the process that is to die. An address space that is its own is never gone for
