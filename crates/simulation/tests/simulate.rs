@@ -4,8 +4,8 @@
 use memfold_simulation::bugs::Bug;
 use memfold_simulation::simulation::adversity::{Adversity, compared};
 use memfold_simulation::simulation::explore::{Failure, check, shorten, try_run};
-use memfold_simulation::simulation::held_gate;
 use memfold_simulation::simulation::history::{AREA_PAGES, History, Step};
+use memfold_simulation::simulation::{held_gate, lost_pages};
 use std::panic;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -296,6 +296,12 @@ fn no_program_waits_for_the_gate_of_another_one() {
             "{bug:?}: {why}"
         );
     }
+}
+
+#[test]
+fn what_a_child_has_lost_its_children_have_lost() {
+    silence_panics_of_executions();
+    lost_pages::run(0, 20);
 }
 
 /// Some forty programs under 16 pages, half of them children without a helper, which have more than that: what one

@@ -10,6 +10,7 @@
 //! | `history`, `program` | what programs do, and what they check |
 //! | `run`, `world` | one execution: memfold's threads beside the program's |
 //! | `held_gate` | programs beside one whose gate is held |
+//! | `lost_pages` | a child that forks though it has lost pages |
 //! | `explore` | many executions; the shortest history that fails |
 //! | `adversity` | what goes wrong in the kernel beside |
 //! | `progress` | whether programs still do something |
@@ -22,6 +23,7 @@ pub mod conformance;
 pub mod explore;
 pub mod held_gate;
 pub mod history;
+pub mod lost_pages;
 pub(crate) mod model;
 pub(crate) mod program;
 pub(crate) mod progress;

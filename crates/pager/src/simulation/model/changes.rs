@@ -371,7 +371,7 @@ impl Memory {
 
 impl MemoryState {
     /// Whether any page of a range is registered.
-    fn is_registered(&self, range: PageRange) -> bool {
+    pub fn is_registered(&self, range: PageRange) -> bool {
         let mut pages = self.pages.range(range.start..range.end);
         pages.any(|(_, page)| page.registered != Registered::No)
     }

@@ -145,7 +145,8 @@ impl AddressSpace {
         let fork = ForkState::of_child(self.fork.family.clone(), ancestors, beacon);
         let (resources, id) = (self.resources.clone(), group.next_id());
         let mut child = AddressSpace::new(resources, id, (uffd, port), fork);
-        let lost = self.has_staged(gate);
+        // A child that has lost some may fork before it is killed.
+        let lost = self.has_staged(gate) || self.fork.lost.load(Ordering::Relaxed);
         child.fork.lost.store(lost, Ordering::Relaxed);
         let (any_stored, present) = self.copy_states(gate, child.table.get_mut());
         *lock(&child.managed) = lock(&self.managed).clone();

@@ -6,7 +6,7 @@ use crate::supervised::fork::inheritance::Inheritance;
 use crate::supervised::fork::shared_bounds::SharedBounds;
 use crate::sync::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Relation of an address space to its parent and children. `M` is the address space itself. Flags are
 /// Relaxed: the gate, or creation of the child, publishes what they announce.
@@ -82,6 +82,11 @@ impl<M: Member> ForkState<M> {
             secret,
             ..ForkState::default()
         }
+    }
+
+    /// Whether some inherited pages would read as zeros without the supervisor: they are in the swap space, or lost.
+    pub(crate) fn depends_on_supervisor(&self) -> bool {
+        self.inherited_stored.load(Ordering::Relaxed) || self.lost.load(Ordering::Relaxed)
     }
 
     /// The page in which a child reads its ID; `None` in an executed program.

@@ -58,8 +58,8 @@ impl Governor {
         }
         if space.fork.awaits_comparison.load(Ordering::Relaxed) {
             // A forked child: at its first fault it is compared, and none of its pages can come back before. Where nothing
-            // of it is out, it may never have one.
-            if !space.fork.inherited_stored.load(Ordering::Relaxed) {
+            // of it is out or lost, it may never have one.
+            if !space.fork.depends_on_supervisor() {
                 self.forget_without_helper(space);
             }
             return true;
