@@ -5,7 +5,7 @@ use memfold_simulation::bugs::Bug;
 use memfold_simulation::simulation::adversity::{Adversity, compared};
 use memfold_simulation::simulation::explore::{Failure, check, shorten, try_run};
 use memfold_simulation::simulation::history::{AREA_PAGES, History, Step};
-use memfold_simulation::simulation::{held_gate, lost_pages};
+use memfold_simulation::simulation::{ended_helper, held_gate, lost_pages};
 use std::panic;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -302,6 +302,15 @@ fn no_program_waits_for_the_gate_of_another_one() {
 fn what_a_child_has_lost_its_children_have_lost() {
     silence_panics_of_executions();
     lost_pages::run(0, 20);
+}
+
+/// The helper is killed in the gate, where pages are carried off, and another process uses the memory still.
+#[test]
+fn a_process_outlives_the_helper_of_its_memory() {
+    silence_panics_of_executions();
+    for seed in 0..4 {
+        ended_helper::run(seed, 50);
+    }
 }
 
 /// Some forty programs under 16 pages, half of them children without a helper, which have more than that: what one

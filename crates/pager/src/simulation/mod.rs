@@ -10,6 +10,7 @@
 //! | `history`, `program` | what programs do, and what they check |
 //! | `run`, `world` | one execution: memfold's threads beside the program's |
 //! | `held_gate` | programs beside one whose gate is held |
+//! | `ended_helper` | a process that outlives the helper of its memory |
 //! | `lost_pages` | a child that forks though it has lost pages |
 //! | `explore` | many executions; the shortest history that fails |
 //! | `adversity` | what goes wrong in the kernel beside |
@@ -20,6 +21,7 @@
 
 pub mod adversity;
 pub mod conformance;
+pub mod ended_helper;
 pub mod explore;
 pub mod held_gate;
 pub mod history;

@@ -159,6 +159,15 @@ impl Inspector {
         matches!(self.thread_state(), None | Some('T' | 't' | 'Z' | 'X'))
     }
 
+    /// Whether that thread has ended: it does nothing any more. (Where its state cannot be read, for want of descriptors, it
+    /// may not have.)
+    pub fn thread_has_ended(&self) -> bool {
+        match self.thread_text("stat") {
+            Ok(stat) => matches!(stat_field(&stat, 3), Some('Z' | 'X')),
+            Err(error) => matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)),
+        }
+    }
+
     fn thread_state(&self) -> Option<char> {
         stat_field(&self.thread_text("stat").ok()?, 3)
     }

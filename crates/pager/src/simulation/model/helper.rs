@@ -51,7 +51,7 @@ impl Helper {
         }
     }
 
-    /// Executes commands until the channel is closed.
+    /// Executes commands until the channel is closed, or this thread is killed.
     pub(crate) fn run(mut self) {
         let mut done = 0;
         let (channel, memory) = (self.channel.clone(), self.memory.clone());
@@ -59,6 +59,9 @@ impl Helper {
         while let Some((posted, command)) = channel.next_command(done, withhold) {
             self.execute(posted, command);
             done = posted;
+            if memory.state().has_helper_ended {
+                return;
+            }
         }
     }
 
@@ -99,7 +102,11 @@ impl Helper {
             }
             stale
         };
-        if self.memory.state().gone {
+        let is_over = {
+            let state = self.memory.state();
+            state.gone || state.has_helper_ended
+        };
+        if is_over {
             // Killed in the gate.
             return;
         }
@@ -147,6 +154,9 @@ impl Helper {
             }
             self.enter();
             self.memory.stop_sometimes();
+            if self.memory.ends_helper() {
+                return;
+            }
             run.moved = 0;
             let result = if self.channel.event_count() == event_count {
                 self.channel.set_carrying(index as u32 + 1);

@@ -138,6 +138,10 @@ pub struct MemoryState {
     pub gone: bool,
     /// All threads of the program are stopped.
     pub stopped: bool,
+    /// Runs that the helper begins to carry off before it is killed, if it is.
+    pub carries_left: Option<u32>,
+    /// The helper was killed; another process uses the memory still.
+    pub has_helper_ended: bool,
 }
 
 /// An address space, shared by its threads, its userfaultfd and its `/proc` files.
@@ -332,6 +336,15 @@ impl Memory {
         }
         self.state().stopped = false;
         trace(|| "goes on".to_owned());
+    }
+
+    /// Whether the helper, which is in the gate and about to carry a run off, is killed.
+    pub fn ends_helper(&self) -> bool {
+        let mut state = self.state();
+        let left = state.carries_left.map(|left| left.checked_sub(1));
+        state.carries_left = left.flatten();
+        state.has_helper_ended = left == Some(None);
+        state.has_helper_ended
     }
 
     /// Sleeps until `is_over`, which another thread makes true before it wakes this one.

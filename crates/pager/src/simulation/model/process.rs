@@ -46,7 +46,12 @@ impl Inspector {
 
     /// Whether its helper does nothing until a signal comes.
     pub(crate) fn stands_still(&self) -> bool {
-        self.is_stopped()
+        self.is_stopped() || self.thread_has_ended()
+    }
+
+    /// Whether its helper has ended.
+    pub(crate) fn thread_has_ended(&self) -> bool {
+        self.0.state().has_helper_ended
     }
 
     /// No program is traced.

@@ -12,7 +12,8 @@
 //! 3. The batch is settled by what lies in the stage, before the gate is left.
 //!
 //! The same goes for a helper that ended in the gate, while another process is in the address space yet:
-//! the child of a `vfork` whose parent was killed.
+//! the child of a `vfork` whose parent was killed. (Where pages are carried off, no page of the stage is registered, and
+//! the first step would refuse nothing: the gate is taken over from a helper that ended, alone.)
 //!
 //! The helper gets no other command until it has done this one; then the stage is registered again.
 
@@ -59,18 +60,23 @@ impl AddressSpace {
             // It was stopped on its way out: what it did is settled.
             return self.channel.helper_gate().relieve();
         }
-        if self.resources.carries() {
+        let carries = self.resources.carries();
+        if carries && !attached.inspector.thread_has_ended() {
             // Nothing keeps it from carrying pages off when it goes on, but it has not yet.
             return false;
         }
-        if self.close_stage(attached.arena.stage).is_err() {
-            return false;
+        if !carries {
+            if self.close_stage(attached.arena.stage).is_err() {
+                return false;
+            }
+            port.stage_closed = true;
         }
-        port.stage_closed = true;
         let looked = port.batch.as_ref().and_then(|batch| self.look(batch));
         let (Some(outcome), true) = (looked, self.channel.helper_gate().relieve()) else {
             // It went on, and what it could not move stays where it is.
-            self.reopen_stage(&mut port);
+            if !carries {
+                self.reopen_stage(&mut port);
+            }
             return false;
         };
         port.taken_over = true;
@@ -78,7 +84,7 @@ impl AddressSpace {
         drop(port);
         batch.settle_with(self, &gate, &outcome);
         drop(gate);
-        log::debug!("a program was stopped while its helper moved pages; its gate is taken over");
+        log::debug!("a helper was stopped, or ended, while it moved pages; its gate is taken over");
         true
     }
 
