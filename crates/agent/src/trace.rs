@@ -58,6 +58,13 @@ fn announce() {
     if system::is_filtered() && is_sandboxed() {
         return;
     }
+    // A handler that interrupted this would have it given up.
+    let mask = system::block_signals();
+    tell();
+    system::restore_signals(mask);
+}
+
+fn tell() {
     let Ok(socket) = connect(&rendezvous()) else {
         return;
     };

@@ -7,6 +7,7 @@
  *   late spawns MEGABYTES  is large when it makes a child by vfork, which does not execute anything for a while
  *   late user MEGABYTES    closes all descriptors and becomes another user before it grows
  *   late outlives MEGABYTES  the main thread ends before another one stamps pages, sleeps and verifies them
+ *   late ticks MEGABYTES   a child interrupts itself as it has itself traced, and executes this to hold so much
  *   late waits             is large, and waits for an event; an interruption would show
  *   late signals           the same, and a signal is to end the wait
  *   late receives          the same for data on a socket with a timeout
@@ -24,6 +25,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
+#include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -76,6 +78,41 @@ static void outlives(size_t pages)
     other_pages = pages;
     end_unless(!pthread_create(&other, NULL, outlive, &other_pages), "a thread");
     pthread_exit(NULL);
+}
+
+/* Where a signal takes as long as the time between two, the program would come no further. */
+static volatile sig_atomic_t ticks_left = 2000;
+
+static void tick(int number)
+{
+    (void)number;
+    struct itimerval never = {0};
+    if (--ticks_left == 0)
+        setitimer(ITIMER_REAL, &never, NULL);
+}
+
+static void be_traced(char *self, char *megabytes)
+{
+    struct sigaction action = {.sa_handler = tick};
+    struct itimerval often = {{0, 20}, {0, 20}}, never = {0};
+    sigaction(SIGALRM, &action, NULL);
+    setitimer(ITIMER_REAL, &often, NULL);
+    long traced = ptrace(PTRACE_TRACEME, 0, NULL, NULL);
+    setitimer(ITIMER_REAL, &never, NULL);
+    end_unless(traced == 0, "tracing");
+    execl(self, self, "hold", megabytes, (char *)NULL);
+    _exit(2);
+}
+
+static void ticks(char *self, char *megabytes)
+{
+    pid_t child = fork();
+    if (child == 0)
+        be_traced(self, megabytes);
+    int status = -1;
+    while (waitpid(child, &status, 0) == child && WIFSTOPPED(status))
+        ptrace(PTRACE_CONT, child, NULL, NULL);
+    end_unless(status == 0, "a traced child");
 }
 
 static void touch(size_t pages)
@@ -248,6 +285,8 @@ int main(int count, char **arguments)
         hold(pages);
     else if (!strcmp(mode, "outlives"))
         outlives(pages);
+    else if (!strcmp(mode, "ticks") && count > 2)
+        ticks(arguments[0], arguments[2]);
     else if (!strcmp(mode, "touch"))
         touch(pages);
     else if (!strcmp(mode, "forks"))

@@ -121,16 +121,28 @@ fn a_program_that_changed_its_user_is_late_all_the_same() {
     assert_was_out(&late(&["user", "620"], &[]));
 }
 
+/// With so much that it does not start its helper itself, however long a look takes.
+fn with_much_room(arguments: &[&str]) -> Outcome {
+    let script = "sleep 0.1; \"$0\" \"$@\"; exit $?";
+    let outcome = program_below_a_shell(script, arguments, &[]).run(Limits::Resident(4096 * MIB));
+    outcome.assert_success();
+    assert_none_named(&outcome);
+    outcome
+}
+
 #[test]
 fn a_program_is_late_although_its_main_thread_has_ended() {
     beside!(&["cc", "sh"]);
-    let script = "sleep 0.1; \"$0\" \"$@\"; exit $?";
-    let program = program_below_a_shell(script, &["outlives", "64"], &[]);
-    // So much that it does not start its helper itself, however long a look takes.
-    let outcome = program.run(Limits::Resident(4096 * MIB));
-    outcome.assert_success();
+    let outcome = with_much_room(&["outlives", "64"]);
     assert_eq!(outcome.text(), "outlives ok\n");
-    assert_none_named(&outcome);
+    assert!(outcome.number("processes") >= 2.0, "it got no helper");
+}
+
+#[test]
+fn a_program_that_is_interrupted_as_it_has_itself_traced_is_managed() {
+    beside!(&["cc", "sh"]);
+    let outcome = with_much_room(&["ticks", "64"]);
+    assert_eq!(outcome.text(), "hold ok\nticks ok\n");
     assert!(outcome.number("processes") >= 2.0, "it got no helper");
 }
 
