@@ -5,7 +5,9 @@
 
 use crate::Errno;
 use crate::uffd::{FEATURE_POISON, Message, Uffd};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// As [`Uffd::create`].
 ///
@@ -33,6 +35,53 @@ fn own(created: Uffd) -> OwnedFd {
 /// be another file's by then.
 pub fn borrow(descriptor: &impl AsFd) -> Uffd {
     Uffd(descriptor.as_fd().as_raw_fd())
+}
+
+/// A userfaultfd in a program that may close descriptors which it does not know (`closefrom`), and have others by their
+/// numbers then: those are not closed.
+#[derive(Debug)]
+pub struct ExposedUffd {
+    descriptor: ManuallyDrop<OwnedFd>,
+    identity: (u64, u64),
+}
+
+/// Device and inode. Each userfaultfd has an inode of its own.
+fn identity(descriptor: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
+    let found = rustix::fs::fstat(descriptor)?;
+    Ok((found.st_dev, found.st_ino))
+}
+
+impl ExposedUffd {
+    /// Takes a userfaultfd that was created just now.
+    ///
+    /// # Errors
+    /// If the kernel does not identify it.
+    pub fn new(descriptor: OwnedFd) -> io::Result<ExposedUffd> {
+        Ok(ExposedUffd {
+            identity: identity(descriptor.as_fd())?,
+            descriptor: ManuallyDrop::new(descriptor),
+        })
+    }
+
+    /// Whether the program has not closed it.
+    pub fn is_open(&self) -> bool {
+        identity(self.as_fd()).is_ok_and(|found| found == self.identity)
+    }
+}
+
+impl AsFd for ExposedUffd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl Drop for ExposedUffd {
+    fn drop(&mut self) {
+        if self.is_open() {
+            // SAFETY: not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.descriptor) };
+        }
+    }
 }
 
 /// One for questions to the kernel: either kind may be forbidden.

@@ -8,7 +8,7 @@ use rustix::mm::{
 };
 use std::ffi::c_void;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
 /// A range of addresses of its own, aligned, unmapped on drop. Its head is memory; what rounding
@@ -162,27 +162,26 @@ pub unsafe fn protect(start: NonNull<u8>, length: usize, accessible: bool) -> io
     Ok(())
 }
 
-/// Frees the memory of a part of an anonymous file; it reads as zero afterwards.
+/// Frees the memory of a part of a file in memory that is mapped shared; it reads as zero afterwards. Needs no descriptor,
+/// whose number may be another file's once the program has closed it.
 ///
 /// # Errors
 /// If the kernel refuses.
-pub fn punch_hole(file: &OwnedFd, offset: usize, length: usize) -> io::Result<()> {
-    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    // Not the C library's function: a thread is cancelled there (`pthread_cancel`), which must not
-    // happen in a signal handler.
-    // SAFETY: numbers only, on a live descriptor.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_fallocate,
-            file.as_raw_fd(),
-            mode,
-            offset as i64,
-            length as i64,
-        )
-    };
-    match result {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
+///
+/// # Safety
+/// The page-aligned range lies in the mapping, and its contents are given up.
+pub unsafe fn free_shared(mapping: &Mapping, offset: usize, length: usize) -> io::Result<()> {
+    let all = mapping.start().as_ptr();
+    // SAFETY: the caller's promise.
+    let free = || unsafe { madvise(all.add(offset).cast(), length, Advice::LinuxRemove) };
+    match free() {
+        // Locked by the program (`mlockall`). The whole mapping is unlocked: a part would become a VMA of its own.
+        Err(rustix::io::Errno::INVAL) => {
+            // SAFETY: locks nothing, and changes no byte.
+            unsafe { rustix::mm::munlock(all.cast(), mapping.length())? };
+            Ok(free()?)
+        }
+        freed => Ok(freed?),
     }
 }
 
@@ -207,4 +206,27 @@ pub fn dont_fork(mapping: &Mapping) -> io::Result<()> {
     // SAFETY: advice on a live mapping; forked children do not touch it.
     unsafe { madvise(address, mapping.length(), Advice::LinuxDontFork)? };
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::sealed_file;
+
+    #[test]
+    fn shared_memory_is_freed_without_its_descriptor_and_though_it_is_locked() {
+        let mapping = Mapping::shared(&sealed_file(4 * PAGE_SIZE).unwrap(), 4 * PAGE_SIZE).unwrap();
+        // SAFETY: the mapping is this test's own, and any bytes are a value.
+        unsafe {
+            let page = |number: usize| mapping.start().as_ptr().add(number * PAGE_SIZE);
+            (0..4).for_each(|number| page(number).write_volatile(7));
+            free_shared(&mapping, PAGE_SIZE, PAGE_SIZE).unwrap();
+            if rustix::mm::mlock(page(0).cast(), 4 * PAGE_SIZE).is_err() {
+                return memfold_testing::skip("memory that may be locked (ulimit -l)");
+            }
+            free_shared(&mapping, 2 * PAGE_SIZE, PAGE_SIZE).unwrap();
+            let found = [0, 1, 2, 3].map(|number| page(number).read_volatile());
+            assert_eq!(found, [7, 0, 0, 7]);
+        }
+    }
 }

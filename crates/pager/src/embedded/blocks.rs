@@ -3,7 +3,8 @@
 //! The area's memory is a file in memory (memfd) that is mapped twice. The program uses the *view*,
 //! where missing pages are inaccessible: a touch raises SIGSEGV. The engine uses the *alias*, where they
 //! are accessible: it fills a page there before it makes the view accessible, and reads the page there
-//! after it made the view inaccessible.
+//! after it made the view inaccessible. The file has no descriptor: the program may close those that it does not know, and
+//! their numbers are other files' then.
 //!
 //! Each boundary between accessible and inaccessible pages is one more VMA, of which a process may have
 //! 65,530 (`vm.max_map_count`). So pages are paged in blocks: of 16 pages in a small area and of more in
@@ -16,10 +17,9 @@ use super::backoff::pause;
 use memfold_swap::{Page, Slot};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::memory::{Mapping, sealed_file};
-use memfold_sys::reserve::{Reservation, dont_fork, protect, punch_hole};
+use memfold_sys::reserve::{Reservation, dont_fork, free_shared, protect};
 use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
@@ -59,7 +59,6 @@ fn block_pages(pages: usize, left: usize, allowed: u64) -> Option<usize> {
 pub(super) struct Blocks {
     /// Start of the view.
     view: NonNull<u8>,
-    file: OwnedFd,
     alias: Mapping,
     pages: usize,
     block_pages: usize,
@@ -91,7 +90,6 @@ impl Blocks {
         let slot_bytes = (pages * size_of::<AtomicU32>()).next_multiple_of(PAGE_SIZE);
         let blocks = Blocks {
             view: mapping.start(),
-            file,
             alias,
             pages,
             block_pages,
@@ -199,16 +197,26 @@ impl Blocks {
         }
     }
 
-    /// Frees the file's memory, once the view is unmapped: a child that was forked meanwhile may keep the
-    /// file open.
+    /// Frees the file's memory, once the view is unmapped: the alias keeps the file until the slots are released.
     pub(super) fn empty(&self) {
-        // Otherwise closing the file frees it.
-        let _ = self.punch(0..self.pages);
+        // SAFETY: no thread uses the region any more, and none moves its pages.
+        // (If it fails, unmapping the alias frees it.)
+        let _ = unsafe { self.free(0..self.pages) };
     }
 
-    /// Frees the file's memory of a range of pages.
-    pub(super) fn punch(&self, pages: Range<usize>) -> io::Result<()> {
-        punch_hole(&self.file, pages.start * PAGE_SIZE, pages.len() * PAGE_SIZE)
+    /// Frees the file's memory of a range of pages, which read as zeros then.
+    ///
+    /// # Safety
+    /// No other thread uses the bytes: they are of a busy block that is inaccessible, or the program gives them up.
+    pub(super) unsafe fn free(&self, pages: Range<usize>) -> io::Result<()> {
+        // SAFETY: pages are numbered within the alias; the caller's promise.
+        unsafe {
+            free_shared(
+                &self.alias,
+                pages.start * PAGE_SIZE,
+                pages.len() * PAGE_SIZE,
+            )
+        }
     }
 }
 

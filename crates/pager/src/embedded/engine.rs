@@ -21,12 +21,12 @@ use memfold_swap::{RemoteUsage, SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::futex;
 use memfold_sys::memory::check_page_size;
-use memfold_sys::owned_uffd::{self, borrow};
+use memfold_sys::owned_uffd::{self, ExposedUffd, borrow};
 use memfold_sys::reserve::Reservation;
 use memfold_sys::signal::block_all;
 use memfold_sys::thread;
 use memfold_sys::uffd::{self};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex, RwLock};
 use std::thread::JoinHandle;
@@ -35,8 +35,8 @@ use std::thread::JoinHandle;
 pub struct Engine {
     state: Arc<EngineState>,
     threads: Vec<JoinHandle<()>>,
-    /// Whether a thread reads fault messages.
-    listens: bool,
+    /// The thread that reads fault messages, if one does.
+    listener: Option<JoinHandle<()>>,
 }
 
 impl std::fmt::Debug for Engine {
@@ -84,7 +84,7 @@ fn swap_config(config: &Config) -> SwapConfig {
 
 /// The userfaultfd of a mode, and by what its pages are moved. The error is [`Error::ModeUnavailable`] only if the host lacks
 /// userfaultfd or forbids it: another mode does not help where descriptors or memory have run out.
-fn open(mode: Mode) -> Result<(OwnedFd, Mover), Error> {
+fn open(mode: Mode) -> Result<(ExposedUffd, Mover), Error> {
     let created = match mode {
         Mode::Thread => owned_uffd::create(),
         _ => owned_uffd::create_for_user_mode().or_else(|_| owned_uffd::create()),
@@ -96,6 +96,7 @@ fn open(mode: Mode) -> Result<(OwnedFd, Mover), Error> {
         },
         _ => Error::system("open a userfaultfd")(errno.into()),
     })?;
+    let uffd = ExposedUffd::new(uffd).map_err(Error::system("open a userfaultfd"))?;
     let features = match mode {
         Mode::Thread => uffd::FEATURE_THREAD_ID | uffd::FEATURE_EXACT_ADDRESS,
         _ => uffd::FEATURE_SIGBUS,
@@ -129,7 +130,7 @@ fn check_remote(mode: Mode, limit: Limit) -> Result<(), Error> {
 }
 
 /// The stage, registered where pages are moved there by a userfaultfd.
-fn new_stage(uffd: Option<&OwnedFd>, mover: Option<Mover>) -> Result<Reservation, Error> {
+fn new_stage(uffd: Option<&ExposedUffd>, mover: Option<Mover>) -> Result<Reservation, Error> {
     // One page more, whose fault stops the listener.
     let stage = Reservation::new((WORKERS * BATCH + 1) * PAGE_SIZE, PAGE_SIZE)
         .and_then(|stage| stage.make_anonymous(0).map(|()| stage))
@@ -204,7 +205,7 @@ impl Engine {
         let mut engine = Engine {
             state,
             threads: Vec::new(),
-            listens: false,
+            listener: None,
         };
         engine.start_threads()?;
         Ok(engine)
@@ -218,7 +219,7 @@ impl Engine {
         }
         if self.state.mode == Mode::Thread {
             self.start("memfold-fault", listener::run)?;
-            self.listens = true;
+            self.listener = self.threads.pop();
         }
         if self.state.remote.is_some() {
             for _ in 0..THREADS {
@@ -301,7 +302,7 @@ impl Engine {
 }
 
 /// The mode that was requested, or else the best that the host allows, its userfaultfd, and by what pages are moved.
-fn choose(mode: Option<Mode>) -> Result<(Mode, Option<(OwnedFd, Mover)>), Error> {
+fn choose(mode: Option<Mode>) -> Result<(Mode, Option<(ExposedUffd, Mover)>), Error> {
     let wanted = mode.unwrap_or(Mode::Signal);
     if wanted == Mode::Protection {
         return Ok((Mode::Protection, None));
@@ -333,7 +334,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         if self.is_inherited() {
             // The threads are the parent's, and their locks as the fork found them.
-            for thread in self.threads.drain(..) {
+            for thread in self.threads.drain(..).chain(self.listener.take()) {
                 std::mem::forget(thread);
             }
             std::mem::forget(self.state.clone());
@@ -345,8 +346,12 @@ impl Drop for Engine {
         if let Some(remote) = &self.state.remote {
             remote.stop();
         }
-        if self.listens {
+        // It waits for good, with the state, where the program has closed the descriptor.
+        if let Some(thread) = self.listener.take()
+            && self.state.uffd.as_ref().is_some_and(ExposedUffd::is_open)
+        {
             listener::stop(&self.state);
+            self.threads.push(thread);
         }
         for thread in &self.threads {
             thread.thread().unpark();

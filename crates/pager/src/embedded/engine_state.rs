@@ -21,11 +21,10 @@ use crate::replacement::Replacement;
 use crate::sync::lock;
 use memfold_swap::{Slot, SwapSpace};
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::owned_uffd::borrow;
+use memfold_sys::owned_uffd::{ExposedUffd, borrow};
 use memfold_sys::reserve::Reservation;
 use memfold_sys::signal::block_all;
 use memfold_sys::uffd::Uffd;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex, PoisonError, RwLock};
 
@@ -33,7 +32,7 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError, RwLock};
 pub(crate) struct EngineState {
     pub(super) mode: Mode,
     pub(super) ledger: Arc<Ledger>,
-    pub(super) uffd: Option<OwnedFd>,
+    pub(super) uffd: Option<ExposedUffd>,
     /// By what pages get to the stage, where there is a userfaultfd.
     pub(super) mover: Option<Mover>,
     /// Memory that victims are moved to before they are compressed: a batch for each worker.

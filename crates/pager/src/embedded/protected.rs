@@ -141,7 +141,9 @@ impl EngineState {
         }
         let stored = self.store_block(blocks, pages.clone(), worker);
         let pays = initiator == Initiator::Program || self.block_gains(blocks, pages.clone());
-        if !stored || !pays || blocks.punch(pages.clone()).is_err() {
+        // SAFETY: this thread made the block busy and inaccessible.
+        let freed = || unsafe { blocks.free(pages.clone()) }.is_ok();
+        if !stored || !pays || !freed() {
             self.release_slots(blocks, pages.clone());
             if stored && !pays {
                 self.note_gain(0, pages.len());
@@ -240,10 +242,10 @@ impl EngineState {
                     self.account.release(whole.len() as u64);
                     is = OUT;
                 }
-                if blocks.punch(part.clone()).is_err() {
+                // SAFETY: the caller of `discard` promises that no other thread uses these bytes.
+                if unsafe { blocks.free(part.clone()) }.is_err() {
                     for page in part {
-                        // SAFETY: in the alias; the caller of `discard` promises that no other thread
-                        // uses these bytes.
+                        // SAFETY: in the alias; as above.
                         unsafe { (*blocks.alias(page)).fill(0) };
                     }
                 }
