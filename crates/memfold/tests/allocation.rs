@@ -4,8 +4,8 @@
 mod common;
 
 use allocator_api2::alloc::{Allocator, Layout};
-use common::{MIB, PAGE, builder, fill_page, modes, verify_page};
-use memfold::{Error, Region};
+use common::{MIB, PAGE, builder, fill_page, forked, modes, verify_page};
+use memfold::{Algorithm, Error, Mode, Region};
 
 /// Limits the addresses of the process to what it has and `more` bytes. Returns the old limit.
 fn limit_addresses(more: usize) -> libc::rlimit {
@@ -35,9 +35,45 @@ fn verify(region: &Region) {
     }
 }
 
+/// Takes what the allocator has left, so that an allocation of some 64 KiB fails.
+fn exhaust() {
+    const BLOCK: usize = 16 << 10;
+    // SAFETY: what is allocated is left to the process.
+    let mut blocks = (0..1024 * MIB / BLOCK).map(|_| unsafe { libc::malloc(BLOCK) });
+    assert!(blocks.any(|block| block.is_null()), "there is no limit");
+}
+
+/// What a fault needs is there before it: here, what decompresses Zstandard, in workers that never did.
+fn a_fault_needs_no_memory(mode: Mode) {
+    let status = forked(|| {
+        // Of LZ4 first: the workers are those of the process.
+        let _first = builder(mode).limit(64 * MIB as u64).build().unwrap();
+        let memfold = builder(mode)
+            .limit(64 * MIB as u64)
+            .algorithm(Algorithm::Zstd)
+            .build()
+            .unwrap();
+        let mut region = memfold.map(MIB).unwrap();
+        for (number, page) in region.chunks_exact_mut(PAGE).enumerate() {
+            fill_page(page, number as u64, 5);
+        }
+        region.page_out(..).unwrap();
+        limit_addresses(0);
+        exhaust();
+        let mut pages = region.chunks_exact(PAGE);
+        i32::from(!pages.all(|page| page[24..32] == 3_u64.to_ne_bytes()))
+    });
+    assert_eq!(status, 0, "{mode}: {status:#x}");
+}
+
 #[test]
 fn calls_fail_where_the_system_has_nothing_to_give() {
+    // AddressSanitizer's allocator reserves its addresses, so that no limit exhausts them.
+    let is_sanitized = std::env::var_os("ASAN_OPTIONS").is_some();
     for mode in modes() {
+        if !is_sanitized {
+            a_fault_needs_no_memory(mode);
+        }
         let memfold = builder(mode)
             .resident_limit(4 * MIB as u64)
             .build()

@@ -90,10 +90,14 @@ impl Scratch {
     /// memory. If there is none now, a load that needs it tries again.
     pub fn for_loads() -> Self {
         let mut scratch = Self::default();
-        scratch.zstd.prepare();
-        // A load that finds no buffer tries again.
-        let _ = scratch.block.prepare(BLOCK_PAGES);
+        scratch.prepare_loads();
         scratch
+    }
+
+    /// Allocates what loads need. `false` if there is no memory: a load that needs it tries again, and fails if there is
+    /// none then.
+    pub fn prepare_loads(&mut self) -> bool {
+        self.zstd.prepare() & self.block.prepare(BLOCK_PAGES).is_some()
     }
 
     /// The buffer for compressed data, and the codec contexts.

@@ -57,11 +57,12 @@ impl ZstdContexts {
             .map_err(|_| Uncompressed::TooLong)
     }
 
-    /// Allocates the decompression context, if there is memory.
-    pub(crate) fn prepare(&mut self) {
+    /// Allocates the decompression context. `false` if there is no memory.
+    pub(crate) fn prepare(&mut self) -> bool {
         if self.decompressor.is_none() {
             self.decompressor = DCtx::try_create();
         }
+        self.decompressor.is_some()
     }
 
     /// Decompresses `data` to exactly the length of `out`; `false` if it does not decode to that.

@@ -17,7 +17,7 @@ use super::{listener, signals, worker};
 use crate::Limit;
 use crate::backoff::CompressionPolicy;
 use crate::pool_memory::MappedSource;
-use memfold_swap::{RemoteUsage, SwapConfig, SwapSpace};
+use memfold_swap::{Algorithm, RemoteUsage, SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::futex;
 use memfold_sys::memory::check_page_size;
@@ -156,7 +156,10 @@ impl Engine {
         if config.remote.is_some() {
             check_remote(mode, config.limit)?;
         }
-        worker::prepare().map_err(Error::system("allocate buffers"))?;
+        let loads_zstd = config.algorithm == Algorithm::Zstd || config.remote.is_some();
+        let blocked = block_all();
+        worker::prepare(loads_zstd).map_err(Error::system("allocate buffers"))?;
+        drop(blocked);
         let stage = new_stage(uffd.as_ref(), mover)?;
         let configs = swap_config(config).for_pool_of(most_pages(&config.limit));
         let mut space = SwapSpace::new_that_fits(MappedSource::default, configs)

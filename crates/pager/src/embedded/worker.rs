@@ -104,6 +104,8 @@ unsafe impl Sync for WorkerSlot {}
 /// The workers of one process. A forked child inherits neither the buffers nor the stacks.
 struct WorkerPool {
     owner: Owner,
+    /// Whether all can load whatever an engine may store.
+    loads: AtomicBool,
     slots: Vec<WorkerSlot>,
 }
 
@@ -111,12 +113,43 @@ struct WorkerPool {
 static POOL: AtomicPtr<WorkerPool> = AtomicPtr::new(ptr::null_mut());
 
 fn pool() -> Option<&'static WorkerPool> {
-    // SAFETY: null, or leaked by `prepare`.
+    // SAFETY: null, or leaked by `make`.
     unsafe { POOL.load(Ordering::Acquire).as_ref() }
 }
 
-/// Makes the workers, once for each process.
-pub(super) fn prepare() -> io::Result<()> {
+/// Makes the workers, once for each process. With `loads` they can decompress Zstandard without allocating: a fault that
+/// cannot ends the program. To be called with all signals blocked.
+pub(super) fn prepare(loads: bool) -> io::Result<()> {
+    make()?;
+    match pool() {
+        Some(pool) if loads => pool.prepare_loads(),
+        _ => Ok(()),
+    }
+}
+
+impl WorkerPool {
+    fn prepare_loads(&'static self) -> io::Result<()> {
+        if self.loads.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        for slot in &self.slots {
+            for attempt in 0.. {
+                if !slot.taken.swap(true, Ordering::Acquire) {
+                    break;
+                }
+                pause(attempt);
+            }
+            let mut worker = WorkerGuard { slot };
+            if !worker.scratch.prepare_loads() {
+                return Err(io::ErrorKind::OutOfMemory.into());
+            }
+        }
+        self.loads.store(true, Ordering::Release);
+        Ok(())
+    }
+}
+
+fn make() -> io::Result<()> {
     let before = POOL.load(Ordering::Acquire);
     if pool().is_some_and(|pool| pool.owner.is_here()) {
         return Ok(());
@@ -130,7 +163,13 @@ pub(super) fn prepare() -> io::Result<()> {
         })
         .collect::<io::Result<Vec<_>>>()?;
     let owner = Owner::this();
-    let fresh = Box::into_raw(Box::new(WorkerPool { owner, slots }));
+    let loads = AtomicBool::new(false);
+    let fresh = WorkerPool {
+        owner,
+        loads,
+        slots,
+    };
+    let fresh = Box::into_raw(Box::new(fresh));
     let set = POOL.compare_exchange(before, fresh, Ordering::AcqRel, Ordering::Acquire);
     if set.is_err() {
         // Another thread was first.
