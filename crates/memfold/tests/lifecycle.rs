@@ -7,6 +7,7 @@ use memfold::{Mode, Region};
 use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -264,4 +265,38 @@ fn a_guarded_child_maps_nothing_over_a_region_and_is_told_why_it_ends() {
         drop(region);
         assert!(!memfold::is_region(start as usize));
     }
+}
+
+/// It is a safe function, whatever other threads do meanwhile.
+#[test]
+fn regions_come_and_go_beside_the_guard_of_children() {
+    let _alone = alone();
+    let memfold = builder(Mode::Protection)
+        .limit(64 * MIB as u64)
+        .build()
+        .unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                memfold::guard_inherited().unwrap();
+            }
+        });
+        for _ in 0..200 {
+            let mut region = memfold.map(64 * PAGE).unwrap();
+            region[0] = 1;
+            drop(region);
+            memfold.wait_for_release();
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    // Nothing of this process's was taken for a parent's, whose addresses are made inaccessible.
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let guarded = |line: &&str| {
+        let mut parts = line.split([' ', '-']);
+        let mut address = || usize::from_str_radix(parts.next().unwrap(), 16).unwrap();
+        let (start, end) = (address(), address());
+        line.contains("---p") && start % (2 * MIB) == 0 && end - start == 2 * MIB
+    };
+    assert_eq!(maps.lines().filter(guarded).count(), 0, "{maps}");
 }

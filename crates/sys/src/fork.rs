@@ -48,6 +48,11 @@ impl Owner {
         }
     }
 
+    /// A number that no other owner has.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+
     /// Whether the calling process is the owner. A load; may be asked in a signal handler.
     #[inline]
     pub fn is_here(self) -> bool {

@@ -15,8 +15,7 @@ use std::io;
 /// # Errors
 /// If the signal handler cannot be installed, or the kernel refuses the reservation.
 pub fn guard_inherited() -> io::Result<()> {
-    // SAFETY: a child has one thread, and this function drops no region.
-    let inherited = unsafe { registry::inherited() };
+    let inherited = registry::inherited();
     if inherited.is_empty() {
         return Ok(());
     }

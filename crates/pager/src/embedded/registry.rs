@@ -6,33 +6,44 @@
 use super::area::Area;
 use super::limits::GRANULE;
 use memfold_sys::addresses;
+use memfold_sys::fork::Owner;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 const FANOUT: usize = 1 << 13;
 /// The root has all addresses at which the kernel maps regions, which ask for none.
 const ROOT_FANOUT: usize = addresses::END as usize / GRANULE / FANOUT;
 
+/// The area of a granule.
+struct Place {
+    area: AtomicPtr<Area>,
+    /// The number of the process that the area belongs to, or of the last area's. Beside the pointer, as another thread may
+    /// free the area at any time.
+    owner: AtomicU64,
+}
+
 #[repr(transparent)]
-struct Leaf([AtomicPtr<Area>; FANOUT]);
+struct Leaf([Place; FANOUT]);
 
 impl Leaf {
     /// Allocated on the heap at once: it is too large for a stack.
     fn on_heap() -> Box<Leaf> {
-        let words: Vec<AtomicPtr<Area>> = (0..FANOUT)
-            .map(|_| AtomicPtr::new(ptr::null_mut()))
-            .collect();
-        let words = Box::into_raw(words.into_boxed_slice());
-        // SAFETY: a leaf is laid out as the slice of as many words that this allocation holds.
-        unsafe { Box::from_raw(words.cast::<Leaf>()) }
+        let empty = || Place {
+            area: AtomicPtr::new(ptr::null_mut()),
+            owner: AtomicU64::new(0),
+        };
+        let places: Vec<Place> = (0..FANOUT).map(|_| empty()).collect();
+        let places = Box::into_raw(places.into_boxed_slice());
+        // SAFETY: a leaf is laid out as the slice of as many places that this allocation holds.
+        unsafe { Box::from_raw(places.cast::<Leaf>()) }
     }
 }
 
 static ROOT: [AtomicPtr<Leaf>; ROOT_FANOUT] =
     [const { AtomicPtr::new(ptr::null_mut()) }; ROOT_FANOUT];
 
-fn place(address: usize, make: bool) -> Option<&'static AtomicPtr<Area>> {
+fn place(address: usize, make: bool) -> Option<&'static Place> {
     let granule = address / GRANULE;
     let root = ROOT.get(granule / FANOUT)?;
     let mut leaf = root.load(Ordering::Acquire);
@@ -63,7 +74,11 @@ fn granules(area: &Area) -> impl Iterator<Item = usize> {
 pub(super) fn insert(area: &Arc<Area>) {
     for address in granules(area) {
         if let Some(place) = place(address, true) {
-            place.store(Arc::as_ptr(area).cast_mut(), Ordering::Release);
+            let owner = area.ledger.owner.number();
+            // Before the area, which releases it: an area is never seen with the owner of the one before.
+            place.owner.store(owner, Ordering::Relaxed);
+            let area = Arc::as_ptr(area).cast_mut();
+            place.area.store(area, Ordering::Release);
         }
     }
 }
@@ -73,7 +88,7 @@ pub(super) fn insert(area: &Arc<Area>) {
 pub(super) fn remove(area: &Area) {
     for address in granules(area) {
         if let Some(place) = place(address, false) {
-            place.store(ptr::null_mut(), Ordering::Release);
+            place.area.store(ptr::null_mut(), Ordering::Release);
         }
     }
 }
@@ -84,7 +99,7 @@ pub(super) fn remove(area: &Area) {
 /// The caller, or the code that it interrupted, is accessing this address. So if it is in a region, the
 /// region is not dropped meanwhile.
 pub(super) unsafe fn find(address: usize) -> Option<Arc<Area>> {
-    let area = place(address, false)?.load(Ordering::Acquire);
+    let area = place(address, false)?.area.load(Ordering::Acquire);
     if area.is_null() {
         return None;
     }
@@ -99,14 +114,20 @@ pub(super) unsafe fn find(address: usize) -> Option<Arc<Area>> {
 
 /// Whether an address is in a granule of an area. Takes no lock.
 pub(super) fn is_area(address: usize) -> bool {
-    place(address, false).is_some_and(|place| !place.load(Ordering::Acquire).is_null())
+    place(address, false).is_some_and(|place| !place.area.load(Ordering::Acquire).is_null())
+}
+
+impl Place {
+    /// Whether a parent of the process with this number mapped an area here.
+    fn is_inherited(&self, process: u64) -> bool {
+        !self.area.load(Ordering::Acquire).is_null()
+            && self.owner.load(Ordering::Relaxed) != process
+    }
 }
 
 /// The granules of areas that a parent of this process mapped, as ranges of addresses.
-///
-/// # Safety
-/// No thread drops an area meanwhile.
-pub(super) unsafe fn inherited() -> Vec<std::ops::Range<usize>> {
+pub(super) fn inherited() -> Vec<std::ops::Range<usize>> {
+    let process = Owner::this().number();
     let mut found: Vec<std::ops::Range<usize>> = Vec::new();
     for (high, root) in ROOT.iter().enumerate() {
         let leaf = root.load(Ordering::Acquire);
@@ -115,11 +136,7 @@ pub(super) unsafe fn inherited() -> Vec<std::ops::Range<usize>> {
         }
         // SAFETY: leaves are never freed.
         for (low, place) in unsafe { &(*leaf).0 }.iter().enumerate() {
-            let area = place.load(Ordering::Acquire);
-            // SAFETY: an area is entered as long as it lives, and is not dropped meanwhile: by another
-            // thread not (the caller's promise), and none was dropped in the parent between its removal
-            // from here and the fork.
-            if area.is_null() || unsafe { &*area }.ledger.owner.is_here() {
+            if !place.is_inherited(process) {
                 continue;
             }
             let start = (high * FANOUT + low) * GRANULE;
