@@ -11,7 +11,7 @@ use super::limits::WINDOW;
 use super::remote_queue::PAUSE;
 use super::stats::Stats;
 use super::streams::Advice;
-use super::worker::{self, Worker};
+use super::worker;
 use crate::page_state::PageState;
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::signal::block_all;
@@ -81,6 +81,11 @@ impl Region {
 
     fn state(&self) -> &Arc<EngineState> {
         self.engine.state()
+    }
+
+    #[cfg(test)]
+    pub(super) fn area(&self) -> &Arc<Area> {
+        &self.area
     }
 
     /// Statistics of the engine.
@@ -244,9 +249,8 @@ impl Region {
             pages: pages.clone(),
             engine: self.engine.clone(),
         };
-        let mut worker = worker::take();
         for page in pages {
-            self.state().bring_in(&self.area, page, &mut worker);
+            self.state().bring_in(&self.area, page);
         }
         Ok(pin)
     }
@@ -293,21 +297,21 @@ impl Drop for PinnedPages {
 
 impl EngineState {
     /// Makes a page resident, whatever its state. It stays resident only if it is pinned.
-    fn bring_in(&self, area: &Arc<Area>, page: usize, worker: &mut Worker) {
+    fn bring_in(&self, area: &Arc<Area>, page: usize) {
         if let Some(blocks) = &area.blocks {
             while !blocks.is_in(blocks.block_of(page)) {
-                self.serve_block(area, blocks, page, worker);
+                self.serve_block(area, blocks, page, &mut worker::take());
             }
             return;
         }
-        loop {
-            match area.entries()[page].load() {
-                PageState::Resident { .. } => return,
-                // No thread has this number: the access does not disturb the streams of faults.
-                _ => match self.serve(area, area.address(page), usize::MAX, worker) {
-                    Served::Done => {}
-                    Served::Asked | Served::Busy => nap(PAUSE),
-                },
+        while !matches!(area.entries()[page].load(), PageState::Resident { .. }) {
+            // Not held while waiting: the thread that brings the page in needs one, too.
+            let mut worker = worker::take();
+            // No thread has this number: the access does not disturb the streams of faults.
+            let served = self.serve(area, area.address(page), usize::MAX, &mut worker);
+            drop(worker);
+            if served != Served::Done {
+                nap(PAUSE);
             }
         }
     }

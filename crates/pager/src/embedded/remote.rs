@@ -163,28 +163,38 @@ impl EngineState {
 
 #[cfg(test)]
 mod tests {
+    use super::super::limits::WORKERS;
     use super::super::{Config, Engine, Error, Mode, Remote};
     use super::*;
     use crate::Limit;
+    use crate::page_state::PageState;
     use memfold_swap::{
         Algorithm, Batch, BatchId, Page, Place, RemoteBackend, RemoteConfig, RemoteError,
         RemoteTier, Removal, TierKey,
     };
     use memfold_testing::{Random, skip};
-    use std::sync::{Arc, Mutex};
+    use std::collections::HashMap;
+    use std::sync::mpsc::channel;
+    use std::sync::{Arc, Barrier, Mutex};
 
-    /// A store that takes pages once the test lets it.
+    /// A store that takes pages and returns them once the test lets it.
     #[derive(Clone, Default)]
-    struct Held(Arc<Mutex<()>>);
+    struct Held(Arc<Mutex<HashMap<Place, Vec<u8>>>>);
 
     impl RemoteBackend for Held {
         fn put(&self, batches: &[Batch]) -> Vec<Result<(), RemoteError>> {
-            drop(lock(&self.0));
+            let mut records = lock(&self.0);
+            for Batch { id, records: new } in batches {
+                let place = |index| Place { batch: *id, index };
+                records.extend((0..).map(place).zip(new.iter().cloned()));
+            }
             batches.iter().map(|_| Ok(())).collect()
         }
 
         fn get(&self, places: &[Place]) -> Vec<Result<Option<Vec<u8>>, RemoteError>> {
-            places.iter().map(|_| Ok(None)).collect()
+            let records = lock(&self.0);
+            let get = |place| Ok(records.get(place).cloned());
+            places.iter().map(get).collect()
         }
 
         fn remove(&self, removals: &[Removal]) -> Vec<Result<(), RemoteError>> {
@@ -204,10 +214,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn an_area_can_be_unmapped_while_room_is_made_for_its_pages() {
-        let store = Held::default();
-        let takes_none = lock(&store.0);
+    /// `None` on a host without userfaultfd.
+    fn engine(store: &Held) -> Option<Engine> {
         let key = TierKey::new([3; 32]);
         let tier = RemoteTier::new(Box::new(store.clone()), &key, RemoteConfig::default());
         let engine = Engine::new(&Config {
@@ -224,10 +232,66 @@ mod tests {
                 owner: Arc::new(()),
             }),
         });
-        let engine = match engine {
-            Err(error @ Error::ModeUnavailable { .. }) => return skip(&error.to_string()),
-            engine => engine.unwrap(),
+        match engine {
+            Err(error @ Error::ModeUnavailable { .. }) => {
+                skip(&error.to_string());
+                None
+            }
+            engine => Some(engine.unwrap()),
+        }
+    }
+
+    /// The threads that bring pages in need workers, as those that wait for the pages do.
+    #[test]
+    fn more_threads_than_workers_may_wait_for_the_store() {
+        const PAGES: usize = (48 << 20) / PAGE_SIZE;
+        let store = Held::default();
+        let Some(engine) = engine(&store).map(Arc::new) else {
+            return;
         };
+        let region = Arc::new(engine.map(PAGES * PAGE_SIZE).unwrap());
+        let mut random = Random::new(7);
+        for page in 0..PAGES {
+            let mut bytes: Page = [0; PAGE_SIZE];
+            bytes.fill_with(|| random.next_word() as u8);
+            // SAFETY: in the region, which no other thread uses.
+            unsafe {
+                let start = region.start().as_ptr().add(page * PAGE_SIZE);
+                start.copy_from_nonoverlapping(bytes.as_ptr(), PAGE_SIZE);
+            }
+        }
+        let area = region.area();
+        let is_remote = |page: &usize| match area.entries()[*page].load() {
+            PageState::Swapped(slot, _) => engine.state().is_remote(slot),
+            _ => false,
+        };
+        let away: Vec<usize> = (0..PAGES).step_by(16).filter(is_remote).collect();
+        let away = &away[..3 * WORKERS];
+        let barrier = Arc::new(Barrier::new(away.len() + 1));
+        let (done, pinned) = channel();
+        let held = lock(&store.0);
+        for page in away {
+            let (region, barrier, done) = (region.clone(), barrier.clone(), done.clone());
+            let start = page * PAGE_SIZE;
+            std::thread::spawn(move || {
+                barrier.wait();
+                drop(region.pin(start..start + 1).unwrap());
+                done.send(()).unwrap();
+            });
+        }
+        barrier.wait();
+        std::thread::sleep(Duration::from_millis(100));
+        drop(held);
+        for _ in away {
+            pinned.recv_timeout(Duration::from_secs(60)).unwrap();
+        }
+    }
+
+    #[test]
+    fn an_area_can_be_unmapped_while_room_is_made_for_its_pages() {
+        let store = Held::default();
+        let takes_none = lock(&store.0);
+        let Some(engine) = engine(&store) else { return };
         let state = engine.state();
         let area = state.map(1 << 20).unwrap();
         // The pool takes more than its share, and nothing more may be resident.
