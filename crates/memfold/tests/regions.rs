@@ -457,3 +457,36 @@ fn pages_survive_being_moved_by_mremap() {
         "{text}"
     );
 }
+
+/// No more leaves than there is need for, also where it was marked.
+#[test]
+fn what_is_marked_cold_leaves_step_by_step() {
+    for mode in modes() {
+        let memfold = builder(mode)
+            .resident_limit(32 * MIB as u64)
+            .build()
+            .unwrap();
+        let mut cold = memfold.map(24 * MIB).unwrap();
+        for (number, page) in cold.chunks_exact_mut(PAGE).enumerate() {
+            fill_page(page, number as u64, 1);
+        }
+        cold.mark_cold(..).unwrap();
+        let mut other = memfold.map(8 * MIB).unwrap();
+        for (number, page) in other.chunks_exact_mut(PAGE).enumerate() {
+            fill_page(page, number as u64, 2);
+        }
+        // Background reclaim may be at work still.
+        while {
+            let before = cold.resident_bytes();
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            before != cold.resident_bytes()
+        } {}
+        let (cold, other) = (cold.resident_bytes(), other.resident_bytes());
+        assert!(cold >= 16 * MIB as u64, "{mode}: {cold}");
+        assert_eq!(
+            other,
+            8 * MIB as u64,
+            "{mode}: the marked pages leave first"
+        );
+    }
+}

@@ -8,6 +8,7 @@ use super::fault::{Cause, unreadable};
 use super::limits::BATCH;
 use super::reclaim::Initiator;
 use super::stats::count;
+use super::victims::Young;
 use super::worker::Worker;
 use memfold_swap::{Page, Slot, fill_word};
 use memfold_sys::signal::die;
@@ -84,14 +85,14 @@ impl EngineState {
         }
     }
 
-    /// Moves the next block of a range of pages out. Unless `all`, skips young blocks and makes them old
+    /// Moves the next block of a range of pages out. Young blocks are taken too, or skipped and made old
     /// (second chance). Returns the page to continue at and how many pages were moved out.
     pub(super) fn sweep_blocks(
         &self,
         area: &Area,
         blocks: &Blocks,
         range: Range<usize>,
-        all: bool,
+        (young, initiator): (Young, Initiator),
         worker: &mut Worker,
     ) -> (usize, u64) {
         let mut page = range.start;
@@ -100,18 +101,13 @@ impl EngineState {
             let pages = blocks.pages_of(block);
             page = pages.end;
             let state = blocks.state(block);
-            if state == YOUNG && !all {
+            if state == YOUNG && young == Young::Spared {
                 blocks.replace(block, YOUNG, OLD);
             } else if matches!(state, OLD | YOUNG) {
                 let _held = self.account.hold_batch();
                 if !area.unless_pinned(&pages, || blocks.replace(block, state, BUSY)) {
                     continue;
                 }
-                let initiator = if all {
-                    Initiator::Program
-                } else {
-                    Initiator::Reclaim
-                };
                 let out = self.page_out_block(area, blocks, block, initiator, worker);
                 if out > 0 {
                     return (page, out);

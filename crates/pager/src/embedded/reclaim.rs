@@ -59,11 +59,12 @@ impl EngineState {
 
     /// Moves one block out, in protection mode.
     fn reclaim_block(&self, worker: &mut Worker) -> u64 {
-        loop {
-            let Some((area, range)) = lock(&self.hand).cold.pop_front() else {
-                break;
+        while let Some((area, range)) = self.next_cold_block() {
+            let Some(blocks) = &area.blocks else {
+                continue;
             };
-            let out = self.page_out_range(&area, range, worker);
+            let how = (Young::Taken, Initiator::Reclaim);
+            let (_, out) = self.sweep_blocks(&area, blocks, range, how, worker);
             if out > 0 {
                 return out;
             }
@@ -88,7 +89,8 @@ impl EngineState {
             let Some(blocks) = &area.blocks else {
                 continue;
             };
-            let (next, out) = self.sweep_blocks(&area, blocks, page..area.pages, false, worker);
+            let how = (Young::Spared, Initiator::Reclaim);
+            let (next, out) = self.sweep_blocks(&area, blocks, page..area.pages, how, worker);
             let mut hand = lock(&self.hand);
             // Another thread may have moved the hand meanwhile: either position is good.
             (hand.area, hand.page) = if next >= area.pages {
@@ -104,6 +106,22 @@ impl EngineState {
         0
     }
 
+    /// Takes the next block that the program marked cold from the list. What is left of its range stays there.
+    fn next_cold_block(&self) -> Option<(Arc<Area>, Range<usize>)> {
+        let mut hand = lock(&self.hand);
+        let (area, range) = hand.cold.front_mut()?;
+        let end = match &area.blocks {
+            Some(blocks) => blocks.pages_of(blocks.block_of(range.start)).end,
+            None => range.end,
+        };
+        let next = (area.clone(), range.start..end.min(range.end));
+        range.start = next.1.end;
+        if range.start >= range.end {
+            hand.cold.pop_front();
+        }
+        Some(next)
+    }
+
     /// Moves the pages of a range out, young ones included. Returns how many pages were freed.
     pub(super) fn page_out_range(
         &self,
@@ -115,7 +133,8 @@ impl EngineState {
         let mut out = 0;
         if let Some(blocks) = &area.blocks {
             while next < range.end {
-                let (after, left) = self.sweep_blocks(area, blocks, next..range.end, true, worker);
+                let how = (Young::Taken, Initiator::Program);
+                let (after, left) = self.sweep_blocks(area, blocks, next..range.end, how, worker);
                 next = after;
                 out += left;
             }
