@@ -490,3 +490,53 @@ fn what_is_marked_cold_leaves_step_by_step() {
         );
     }
 }
+
+/// What is pinned stays, for the kernel or a device uses the very page.
+#[test]
+fn discarded_pages_under_a_pin_are_zero_and_stay() {
+    use std::io::{Read, Write};
+    for mode in modes() {
+        let memfold = builder(mode).limit(64 * MIB as u64).build().unwrap();
+        let mut region = memfold.map(MIB).unwrap();
+        region.fill(7);
+        let pin = region.pin_detached(32 * PAGE..48 * PAGE).unwrap();
+        let frame = |region: &Region| frame_of(&region[40 * PAGE]);
+        let before = frame(&region);
+        region.discard(PAGE..).unwrap();
+        // Those under the pin, and the first one (of a block without a userfaultfd).
+        let kept = if mode == Mode::Protection { 32 } else { 17 };
+        assert_eq!(region.resident_bytes(), kept * PAGE as u64, "{mode}");
+        let (mut reader, mut writer) = std::io::pipe().unwrap();
+        writer.write_all(&[9; PAGE]).unwrap();
+        // SAFETY: in the region, of which nothing else is used meanwhile.
+        let place = unsafe {
+            let start = region.base().as_ptr().add(40 * PAGE);
+            std::slice::from_raw_parts_mut(start, PAGE)
+        };
+        reader.read_exact(place).unwrap();
+        assert_eq!(frame(&region), before, "{mode}");
+        drop(pin);
+        let expected = |page| match page {
+            0 => 7,
+            40 => 9,
+            _ => 0,
+        };
+        for (number, page) in region.chunks_exact(PAGE).enumerate() {
+            assert!(
+                page.iter().all(|byte| *byte == expected(number)),
+                "{mode}: page {number}"
+            );
+        }
+        assert!(region.page_out(..).unwrap() >= 200 * PAGE as u64, "{mode}");
+    }
+}
+
+/// The page frame of an address, from `/proc/self/pagemap`; 0 for users who may not know.
+fn frame_of(byte: &u8) -> u64 {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::open("/proc/self/pagemap").unwrap();
+    let mut entry = [0; 8];
+    let page = std::ptr::from_ref(byte) as usize / PAGE;
+    file.read_exact_at(&mut entry, page as u64 * 8).unwrap();
+    u64::from_ne_bytes(entry) & ((1 << 55) - 1)
+}

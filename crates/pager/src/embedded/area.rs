@@ -222,10 +222,14 @@ impl Area {
     }
 
     /// Runs `claim` if none of the pages is pinned. No pin is added meanwhile.
-    pub(super) fn unless_pinned(&self, pages: &Range<usize>, claim: impl FnOnce() -> bool) -> bool {
+    pub(super) fn unless_pinned<R>(
+        &self,
+        pages: &Range<usize>,
+        claim: impl FnOnce() -> R,
+    ) -> Option<R> {
         let pins = self.pins.all();
         let overlaps = |pin: &Range<usize>| pin.start < pages.end && pages.start < pin.end;
-        !pins.iter().any(overlaps) && claim()
+        (!pins.iter().any(overlaps)).then(claim)
     }
 
     /// Calls `claim` with the resident pages of `range` that are not pinned, in order, until it returns

@@ -13,7 +13,6 @@
 //! A block is `OUT`, in (`OLD` or `YOUNG`), or `BUSY` while one thread changes it; other threads wait.
 //! Only that thread uses the slots of the block's pages, and their part of the alias.
 
-use super::backoff::pause;
 use memfold_swap::{Page, Slot};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::memory::{Mapping, sealed_file};
@@ -156,18 +155,6 @@ impl Blocks {
     /// Ends the busy state of a block, which the calling thread claimed.
     pub(super) fn set(&self, block: usize, to: u8) {
         self.states[block].store(to, Ordering::Release);
-    }
-
-    /// Makes a block busy, and returns the state that it was in.
-    pub(super) fn claim(&self, block: usize) -> u8 {
-        for attempt in 0.. {
-            let state = self.state(block);
-            if state != BUSY && self.replace(block, state, BUSY) {
-                return state;
-            }
-            pause(attempt);
-        }
-        unreachable!("attempts do not end")
     }
 
     /// The address of a page in the alias.

@@ -105,7 +105,7 @@ impl EngineState {
                 blocks.replace(block, YOUNG, OLD);
             } else if matches!(state, OLD | YOUNG) {
                 let _held = self.account.hold_batch();
-                if !area.unless_pinned(&pages, || blocks.replace(block, state, BUSY)) {
+                if area.unless_pinned(&pages, || blocks.replace(block, state, BUSY)) != Some(true) {
                     continue;
                 }
                 let out = self.page_out_block(area, blocks, block, initiator, worker);
@@ -218,10 +218,16 @@ impl EngineState {
         whole
     }
 
-    /// Drops the contents of pages.
-    pub(super) fn drop_in_blocks(&self, area: &Area, blocks: &Blocks, range: Range<usize>) {
+    /// Drops the contents of pages. Returns those that it leaves, as their block is pinned.
+    pub(super) fn drop_in_blocks(
+        &self,
+        area: &Area,
+        blocks: &Blocks,
+        range: Range<usize>,
+    ) -> Vec<Range<usize>> {
+        let mut pinned = Vec::new();
         let Some(_mapped) = area.mapped() else {
-            return;
+            return pinned;
         };
         let mut page = range.start;
         while page < range.end {
@@ -229,7 +235,10 @@ impl EngineState {
             let whole = blocks.pages_of(block);
             let part = page..whole.end.min(range.end);
             page = part.end;
-            let was = blocks.claim(block);
+            let Some(was) = claim_unless_pinned(area, blocks, block) else {
+                pinned.push(part);
+                continue;
+            };
             self.release_slots(blocks, part.clone());
             let mut is = was;
             if was != OUT {
@@ -249,5 +258,20 @@ impl EngineState {
             blocks.set(block, is);
         }
         self.refresh_account();
+        pinned
     }
+}
+
+/// Makes a block busy, and returns the state that it was in. `None` if it is pinned.
+fn claim_unless_pinned(area: &Area, blocks: &Blocks, block: usize) -> Option<u8> {
+    let pages = blocks.pages_of(block);
+    for attempt in 0.. {
+        let state = blocks.state(block);
+        let claim = || state != BUSY && blocks.replace(block, state, BUSY);
+        if area.unless_pinned(&pages, claim)? {
+            return Some(state);
+        }
+        pause(attempt);
+    }
+    unreachable!("attempts have no end")
 }

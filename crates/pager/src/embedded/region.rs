@@ -186,7 +186,7 @@ impl Region {
     }
 
     /// Discards the contents of a range, which reads as zeros afterwards and takes no memory. Parts of
-    /// pages at its ends are overwritten with zeros.
+    /// pages at its ends are overwritten with zeros, and so are pages that are pinned.
     ///
     /// # Errors
     /// If the range is not in the region.
@@ -206,10 +206,16 @@ impl Region {
             self.clear(bytes.start..whole_bytes.start);
             self.clear(whole_bytes.end..bytes.end);
         }
-        let _blocked = block_all();
-        match &self.area.blocks {
+        let blocked = block_all();
+        let pinned = match &self.area.blocks {
             Some(blocks) => self.state().drop_in_blocks(&self.area, blocks, whole),
             None => self.state().drop_pages(&self.area, whole),
+        };
+        drop(blocked);
+        for pages in pinned {
+            let end = (pages.end * PAGE_SIZE).min(self.length);
+            // SAFETY: as above.
+            unsafe { self.clear(pages.start * PAGE_SIZE..end) };
         }
         Ok(())
     }
@@ -295,6 +301,30 @@ impl Drop for PinnedPages {
     }
 }
 
+/// What became of a page that is to be dropped.
+enum Dropped {
+    /// It has no contents now.
+    Hole,
+    /// The caller drops it.
+    Claimed,
+    /// It stays.
+    Pinned,
+}
+
+/// Adds a page to runs of pages. Returns whether it begins one.
+fn add_page(runs: &mut Vec<Range<usize>>, page: usize) -> bool {
+    match runs.last_mut() {
+        Some(run) if run.end == page => {
+            run.end += 1;
+            false
+        }
+        _ => {
+            runs.push(page..page + 1);
+            true
+        }
+    }
+}
+
 impl EngineState {
     /// Makes a page resident, whatever its state. It stays resident only if it is pinned.
     fn bring_in(&self, area: &Arc<Area>, page: usize) {
@@ -316,55 +346,64 @@ impl EngineState {
         }
     }
 
-    /// Drops the contents of pages.
-    fn drop_pages(&self, area: &Area, pages: Range<usize>) {
+    /// Drops the contents of pages. Returns those that it leaves, as they are pinned.
+    fn drop_pages(&self, area: &Area, pages: Range<usize>) -> Vec<Range<usize>> {
+        let (mut dropping, mut pinned) = (Vec::new(), Vec::new());
         let Some(_mapped) = area.mapped() else {
-            return;
+            return pinned;
         };
         let mut slots = memfold_swap::SlotRanges::new();
-        let mut dropping: Option<Range<usize>> = None;
-        for page in pages.clone() {
-            let resident = Self::drop_state(area, page, |slot| slots.push(slot));
-            match &mut dropping {
-                Some(run) if resident && run.end == page => run.end += 1,
-                _ if !resident => {}
-                run => {
-                    if let Some(full) = run.replace(page..page + 1) {
-                        self.drop_run(area, full);
+        for page in pages {
+            match Self::drop_state(area, page, |slot| slots.push(slot)) {
+                Dropped::Hole => {}
+                Dropped::Pinned => {
+                    add_page(&mut pinned, page);
+                }
+                Dropped::Claimed => {
+                    // No longer claimed than until the next run begins.
+                    if add_page(&mut dropping, page) && dropping.len() > 1 {
+                        self.drop_run(area, dropping.swap_remove(0));
                     }
                 }
             }
         }
-        if let Some(run) = dropping {
+        if let Some(run) = dropping.pop() {
             self.drop_run(area, run);
         }
         self.space.release_ranges(slots.as_slice());
         self.refresh_account();
+        pinned
     }
 
-    /// Makes a page that is not resident a hole. Claims a resident page, to be dropped by the caller, and
-    /// returns `true`.
-    fn drop_state(area: &Area, page: usize, mut slot_of: impl FnMut(memfold_swap::Slot)) -> bool {
+    /// Makes a page that is not resident a hole. Claims a resident page that is not pinned, to be dropped by the caller.
+    fn drop_state(
+        area: &Area,
+        page: usize,
+        mut slot_of: impl FnMut(memfold_swap::Slot),
+    ) -> Dropped {
         let entry = &area.entries()[page];
         for attempt in 0.. {
             let state = entry.load();
             match state {
-                PageState::Hole => return false,
+                PageState::Hole => return Dropped::Hole,
                 PageState::Swapped(slot, _) => {
                     if entry.replace(state, PageState::Hole) {
                         slot_of(slot);
-                        return false;
+                        return Dropped::Hole;
                     }
                 }
                 PageState::Resident { .. } | PageState::Removed(_) => {
-                    if entry.replace(state, PageState::Clearing) {
-                        return true;
+                    let claim = || entry.replace(state, PageState::Clearing);
+                    match area.unless_pinned(&(page..page + 1), claim) {
+                        Some(true) => return Dropped::Claimed,
+                        Some(false) => {}
+                        None => return Dropped::Pinned,
                     }
                 }
                 _ => pause(attempt),
             }
         }
-        false
+        unreachable!("attempts have no end")
     }
 
     /// Drops a run of claimed resident pages.
