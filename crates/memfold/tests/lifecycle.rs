@@ -300,3 +300,29 @@ fn regions_come_and_go_beside_the_guard_of_children() {
     };
     assert_eq!(maps.lines().filter(guarded).count(), 0, "{maps}");
 }
+
+/// A page takes room once, however many pins keep it.
+#[test]
+fn pins_of_the_same_pages_count_once() {
+    let _alone = alone();
+    for mode in modes() {
+        let memfold = builder(mode).limit(8 * MIB as u64).build().unwrap();
+        let region = memfold.map(4 * MIB).unwrap();
+        let pinned = || memfold.stats().pinned_bytes / MIB as u64;
+        let pin = |bytes: std::ops::Range<usize>| region.pin_detached(bytes).unwrap();
+        let mut same: Vec<_> = (0..10).map(|_| pin(0..3 * MIB)).collect();
+        assert_eq!(pinned(), 3, "{mode}");
+        let part = pin(MIB..2 * MIB);
+        let across = pin(2 * MIB..4 * MIB);
+        assert_eq!(pinned(), 4, "{mode}");
+        same.truncate(1);
+        assert_eq!(pinned(), 4, "{mode}");
+        same.clear();
+        assert_eq!(pinned(), 3, "{mode}");
+        assert!(region.page_out(..).unwrap() <= MIB as u64, "{mode}");
+        drop(across);
+        assert_eq!(pinned(), 1, "{mode}");
+        drop(part);
+        assert_eq!(pinned(), 0, "{mode}");
+    }
+}

@@ -74,17 +74,23 @@ const FUTILE_BITS: u32 = 20;
 pub(super) struct Pins(RwLock<Vec<Range<usize>>>);
 
 impl Pins {
-    /// Keeps pages from being claimed for page-out. Claims made before are not undone.
-    pub(super) fn pin(&self, pages: Range<usize>) {
+    /// Keeps pages from being claimed for page-out, if `charge` accepts as many as no other pin keeps. Claims made before
+    /// are not undone. Returns whether they are pinned.
+    pub(super) fn pin(&self, pages: &Range<usize>, charge: impl FnOnce(u64) -> bool) -> bool {
         let mut pins = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        pins.push(pages);
+        let charged = charge(uncovered(&pins, pages));
+        if charged {
+            pins.push(pages.clone());
+        }
+        charged
     }
 
-    /// Removes a pin.
-    pub(super) fn unpin(&self, pages: &Range<usize>) {
+    /// Removes a pin. `refund` is given how many pages no other pin keeps.
+    pub(super) fn unpin(&self, pages: &Range<usize>, refund: impl FnOnce(u64)) {
         let mut pins = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(index) = pins.iter().position(|pin| pin == pages) {
             pins.swap_remove(index);
+            refund(uncovered(&pins, pages));
         }
     }
 
@@ -92,6 +98,23 @@ impl Pins {
     fn all(&self) -> RwLockReadGuard<'_, Vec<Range<usize>>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// How many of the pages no pin keeps.
+fn uncovered(pins: &[Range<usize>], pages: &Range<usize>) -> u64 {
+    let within = |pin: &Range<usize>| pin.start.max(pages.start)..pin.end.min(pages.end);
+    let mut parts: Vec<_> = pins
+        .iter()
+        .map(within)
+        .filter(|part| !part.is_empty())
+        .collect();
+    parts.sort_unstable_by_key(|part| part.start);
+    let (mut next, mut covered) = (pages.start, 0);
+    for part in parts {
+        covered += part.end.saturating_sub(part.start.max(next));
+        next = next.max(part.end);
+    }
+    (pages.len() - covered) as u64
 }
 
 /// The area's mapping, kept while this is.

@@ -244,12 +244,12 @@ impl Region {
     /// If the range is not in the region, or the limit has no room for it.
     pub fn pin(&self, bytes: Range<usize>) -> Result<PinnedPages, Error> {
         let pages = self.area.kept_with(self.touching(bytes)?);
-        let count = pages.len();
-        if !self.state().account.pin(count as u64) {
-            return Err(Error::TooMuchPinned { pages: count });
-        }
         let _blocked = block_all();
-        self.area.pins().pin(pages.clone());
+        let account = &self.state().account;
+        if !self.area.pins().pin(&pages, |more| account.pin(more)) {
+            let pages = pages.len();
+            return Err(Error::TooMuchPinned { pages });
+        }
         let pin = PinnedPages {
             pins: self.area.pins().clone(),
             pages: pages.clone(),
@@ -295,8 +295,8 @@ impl Drop for PinnedPages {
         let state = self.engine.state();
         if state.ledger.owner.is_here() {
             let _blocked = block_all();
-            self.pins.unpin(&self.pages);
-            state.account.unpin(self.pages.len() as u64);
+            self.pins
+                .unpin(&self.pages, |fewer| state.account.unpin(fewer));
         }
     }
 }
