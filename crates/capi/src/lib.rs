@@ -7,7 +7,7 @@ use ::memfold::{
 };
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -145,7 +145,8 @@ fn regions() -> MutexGuard<'static, Regions> {
 
 fn fail(code: c_int, message: &str) -> c_int {
     let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
-    MESSAGE.with(|place| *place.borrow_mut() = message);
+    // The message is gone where a destructor of the ending thread (`pthread_key_create`) fails.
+    let _ = MESSAGE.try_with(|place| *place.borrow_mut() = message);
     code
 }
 
@@ -493,13 +494,14 @@ pub extern "C" fn memfold_guard_inherited() -> c_int {
 /// The message of the last failed call of this thread, valid until the next call that fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn memfold_error_message() -> *const c_char {
-    MESSAGE.with(|message| message.borrow().as_ptr())
+    const ENDING: &CStr = c"a call failed while its thread ended: there is no message then";
+    let message = MESSAGE.try_with(|message| message.borrow().as_ptr());
+    message.unwrap_or(ENDING.as_ptr())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::ffi::CStr;
 
     #[test]
     fn the_header_has_the_librarys_version() {

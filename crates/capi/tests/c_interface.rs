@@ -224,3 +224,38 @@ fn a_store_that_cannot_be_used_is_an_error() {
         memfold_free(limit);
     }
 }
+
+extern "C" fn fail_late(_: *mut c_void) {
+    // SAFETY: no region; the message is a string of the library's.
+    unsafe {
+        let code = memfold_unmap(std::ptr::null_mut());
+        let message = CStr::from_ptr(memfold_error_message());
+        let is_right = code == MEMFOLD_ERROR_ARGUMENT && !message.is_empty();
+        libc::_exit(if is_right { 7 } else { 8 });
+    }
+}
+
+/// When a thread ends, its keys' destructors run after its message is gone.
+#[test]
+fn a_call_may_fail_while_its_thread_ends() {
+    let _alone = ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: the child's thread makes a key, and ends the child in the key's destructor.
+    let status = unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            let thread = std::thread::spawn(|| {
+                memfold_unmap(std::ptr::null_mut());
+                let mut key = 0;
+                libc::pthread_key_create(&raw mut key, Some(fail_late));
+                libc::pthread_setspecific(key, (&raw const ADDRESSES).cast());
+            });
+            let _ = thread.join();
+            libc::_exit(9);
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        status
+    };
+    assert!(libc::WIFEXITED(status), "{status:#x}");
+    assert_eq!(libc::WEXITSTATUS(status), 7);
+}
