@@ -4,7 +4,9 @@ mod remote;
 
 use ::memfold::{
     Algorithm, Error, Memfold, Mode, PinnedDetached, Region, Stats, guard_inherited, handle_signal,
+    is_inherited_region,
 };
+use memfold_sys::fork::PerProcess;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -116,31 +118,18 @@ pub struct memfold_stats {
 
 thread_local!(static MESSAGE: RefCell<CString> = RefCell::default());
 
-/// The regions of C programs, by address, and their pins.
+/// The regions of C programs that this process mapped, by address, and their pins.
+#[derive(Default)]
 struct Regions {
-    regions: BTreeMap<usize, Arc<Region>>,
+    by_address: BTreeMap<usize, Arc<Region>>,
     pins: BTreeMap<(usize, usize), Vec<PinnedDetached>>,
 }
 
-impl Regions {
-    /// Adds a region. The first region of a forked child replaces those inherited from the parent,
-    /// whose addresses the child's own may overlap.
-    fn insert(&mut self, start: usize, region: Region) {
-        if self.regions.values().any(|region| region.is_inherited()) {
-            self.regions.clear();
-            self.pins.clear();
-        }
-        self.regions.insert(start, Arc::new(region));
-    }
-}
-
-static REGIONS: Mutex<Regions> = Mutex::new(Regions {
-    regions: BTreeMap::new(),
-    pins: BTreeMap::new(),
-});
+static REGIONS: PerProcess<Mutex<Regions>> = PerProcess::new();
 
 fn regions() -> MutexGuard<'static, Regions> {
-    REGIONS.lock().unwrap_or_else(PoisonError::into_inner)
+    let regions = REGIONS.get_or_make(Mutex::default);
+    regions.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn fail(code: c_int, message: &str) -> c_int {
@@ -312,7 +301,8 @@ pub unsafe extern "C" fn memfold_map(
     match unsafe { &*limit }.0.map(length) {
         Ok(region) => {
             let address = region.base().as_ptr();
-            regions().insert(address as usize, region);
+            let region = Arc::new(region);
+            regions().by_address.insert(address as usize, region);
             // SAFETY: the caller's promise.
             unsafe { *start = address.cast() };
             0
@@ -330,7 +320,11 @@ pub unsafe extern "C" fn memfold_map(
 pub unsafe extern "C" fn memfold_unmap(start: *mut c_void) -> c_int {
     let region = {
         let mut all = regions();
-        let Some(region) = all.regions.remove(&(start as usize)) else {
+        let Some(region) = all.by_address.remove(&(start as usize)) else {
+            if is_inherited_region(start as usize) {
+                // It is unmapped here.
+                return 0;
+            }
             return fail(
                 MEMFOLD_ERROR_ARGUMENT,
                 "no region starts at this address: give the one that memfold_map returned",
@@ -348,7 +342,7 @@ pub unsafe extern "C" fn memfold_unmap(start: *mut c_void) -> c_int {
 /// The region that holds an address, and the offset in it.
 fn region_at(address: usize) -> Option<(Arc<Region>, usize)> {
     let all = regions();
-    let (start, region) = all.regions.range(..=address).next_back()?;
+    let (start, region) = all.by_address.range(..=address).next_back()?;
     let offset = address - start;
     (offset < region.len()).then(|| (region.clone(), offset))
 }
@@ -359,6 +353,9 @@ fn at<R>(
     run: impl FnOnce(&Region, std::ops::Range<usize>) -> Result<R, Error>,
 ) -> Result<R, c_int> {
     let Some((region, offset)) = region_at(start as usize) else {
+        if is_inherited_region(start as usize) {
+            return Err(fail_with(&Error::Forked));
+        }
         return Err(fail(MEMFOLD_ERROR_ARGUMENT, "the address is in no region"));
     };
     let range = offset..offset.saturating_add(length);
@@ -416,6 +413,9 @@ pub unsafe extern "C" fn memfold_unpin(start: *mut c_void, length: usize) -> c_i
     let key = (start as usize, length);
     let mut all = regions();
     let Some(pins) = all.pins.get_mut(&key) else {
+        if is_inherited_region(start as usize) {
+            return 0;
+        }
         return fail(MEMFOLD_ERROR_ARGUMENT, "this range is not pinned");
     };
     let pin = pins.pop();

@@ -1,12 +1,13 @@
 //! The C functions, called from Rust.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use memfold::Stats;
 use memfold_capi::{
-    MEMFOLD_ERROR_ARGUMENT, MEMFOLD_ERROR_REMOTE, MEMFOLD_ERROR_SYSTEM, MEMFOLD_PAGE_OUT,
-    memfold_advise, memfold_error_message, memfold_free, memfold_get_stats, memfold_map,
-    memfold_new, memfold_options, memfold_stats, memfold_unmap,
+    MEMFOLD_ERROR_ARGUMENT, MEMFOLD_ERROR_FORKED, MEMFOLD_ERROR_REMOTE, MEMFOLD_ERROR_SYSTEM,
+    MEMFOLD_PAGE_OUT, memfold_advise, memfold_error_message, memfold_free, memfold_get_stats,
+    memfold_map, memfold_new, memfold_options, memfold_stats, memfold_unmap, memfold_unpin,
 };
 use memfold_testing::store::{StoreServer, has_store, store_programs};
 use memfold_testing::{Random, skip};
@@ -258,4 +259,109 @@ fn a_call_may_fail_while_its_thread_ends() {
     };
     assert!(libc::WIFEXITED(status), "{status:#x}");
     assert_eq!(libc::WEXITSTATUS(status), 7);
+}
+
+/// A fork may find another thread in the midst of a call.
+#[test]
+fn a_child_of_a_threaded_program_does_not_wait_for_its_parents_threads() {
+    let _alone = ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner);
+    let done = AtomicBool::new(false);
+    let map = |limit| {
+        let mut start = std::ptr::null_mut();
+        // SAFETY: pointers to what lives here.
+        unsafe {
+            assert_eq!(memfold_map(limit, 1 << 20, &raw mut start), 0);
+            assert_eq!(memfold_unmap(start), 0);
+        }
+    };
+    let new = || {
+        let mut limit = std::ptr::null_mut();
+        // SAFETY: as above.
+        assert_eq!(unsafe { memfold_new(std::ptr::null(), &raw mut limit) }, 0);
+        limit
+    };
+    let child = || {
+        // SAFETY: a number.
+        unsafe { libc::alarm(10) };
+        map(new());
+        0
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let limit = new();
+            while !done.load(Ordering::Relaxed) {
+                map(limit);
+            }
+            // SAFETY: not used any more.
+            unsafe { memfold_free(limit) };
+        });
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                // SAFETY: no region.
+                assert_ne!(unsafe { memfold_unmap(std::ptr::null_mut()) }, 0);
+            }
+        });
+        for _ in 0..20 {
+            // SAFETY: the child calls this library alone, and exits without destructors.
+            let status = unsafe {
+                let forked = libc::fork();
+                if forked == 0 {
+                    libc::_exit(child());
+                }
+                let mut status = 0;
+                assert_eq!(libc::waitpid(forked, &raw mut status, 0), forked);
+                status
+            };
+            if status != 0 {
+                done.store(true, Ordering::Relaxed);
+            }
+            assert_eq!(status, 0, "{status:#x}");
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
+/// What is wrong of a child's own region is an error. Its parent's are unmapped there, and pinned no more.
+#[test]
+fn a_child_is_told_of_mistakes_with_its_own_regions() {
+    const PAGE: usize = 4096;
+    const BYTES: usize = 1 << 20;
+    let _alone = ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: pointers to what lives here; regions are touched only by the calls. The child calls
+    // this library alone, none of whose locks is held, and exits without destructors.
+    unsafe {
+        let map = || {
+            let (mut limit, mut start) = (std::ptr::null_mut(), std::ptr::null_mut());
+            assert_eq!(memfold_new(std::ptr::null(), &raw mut limit), 0);
+            assert_eq!(memfold_map(limit, BYTES, &raw mut start), 0);
+            (limit, start)
+        };
+        let (limit, parents) = map();
+        let child = libc::fork();
+        if child == 0 {
+            let run = || {
+                let code = memfold_advise(parents, PAGE, MEMFOLD_PAGE_OUT);
+                assert_eq!(code, MEMFOLD_ERROR_FORKED);
+                assert_eq!(memfold_unpin(parents, PAGE), 0);
+                assert_eq!(memfold_unmap(parents), 0);
+                // It may lie where the parent's does.
+                let (_, own) = map();
+                for code in [
+                    memfold_unpin(own, PAGE),
+                    memfold_unmap(own.byte_add(PAGE)),
+                    memfold_advise(own.byte_add(BYTES), PAGE, MEMFOLD_PAGE_OUT),
+                ] {
+                    assert_eq!(code, MEMFOLD_ERROR_ARGUMENT);
+                }
+                assert_eq!(memfold_unmap(own), 0);
+                0
+            };
+            libc::_exit(std::panic::catch_unwind(run).unwrap_or(3));
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        assert_eq!(status, 0, "{status:#x}");
+        assert_eq!(memfold_unmap(parents), 0);
+        memfold_free(limit);
+    }
 }

@@ -9,8 +9,8 @@ mod region;
 pub use allocator::RegionAllocator;
 pub use builder::{Memfold, MemfoldBuilder};
 pub use memfold_pager::embedded::{
-    Error, Mode, Stats, guard_inherited, handle_fault as handle_signal, is_region,
-    memory_allowance, reinstall as reinstall_handlers,
+    Error, Mode, Stats, guard_inherited, handle_fault as handle_signal, is_inherited_region,
+    is_region, memory_allowance, reinstall as reinstall_handlers,
 };
 pub use memfold_pager::{Algorithm, ParseAlgorithmError, Size, SizeError, StatsField};
 #[cfg(feature = "remote")]

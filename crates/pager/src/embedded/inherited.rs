@@ -39,3 +39,8 @@ pub fn guard_inherited() -> io::Result<()> {
 pub fn is_region(address: usize) -> bool {
     registry::is_area(address)
 }
+
+/// Whether an address is in a region of a process that this one was forked from. Takes no lock.
+pub fn is_inherited_region(address: usize) -> bool {
+    registry::is_inherited_area(address)
+}

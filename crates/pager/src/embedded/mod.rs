@@ -83,7 +83,7 @@ mod worker;
 pub use config::{Config, Mode};
 pub use engine::{Engine, memory_allowance};
 pub use error::Error;
-pub use inherited::{guard_inherited, is_region};
+pub use inherited::{guard_inherited, is_inherited_region, is_region};
 pub use region::{PinnedPages, Region};
 pub use remote_queue::Remote;
 pub use signals::{handle_fault, reinstall};

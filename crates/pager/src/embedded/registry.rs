@@ -117,6 +117,12 @@ pub(super) fn is_area(address: usize) -> bool {
     place(address, false).is_some_and(|place| !place.area.load(Ordering::Acquire).is_null())
 }
 
+/// Whether an address is in a granule of an area that a parent of this process mapped. Takes no lock.
+pub(super) fn is_inherited_area(address: usize) -> bool {
+    let process = Owner::this().number();
+    place(address, false).is_some_and(|place| place.is_inherited(process))
+}
+
 impl Place {
     /// Whether a parent of the process with this number mapped an area here.
     fn is_inherited(&self, process: u64) -> bool {

@@ -9,12 +9,14 @@ use super::area::{Area, Served};
 use super::registry;
 use super::remote_queue::PAUSE;
 use super::worker::{self, Worker};
+use crate::sync::lock;
 use chain::{Chain, LEVELS};
+use memfold_sys::fork::PerProcess;
 use memfold_sys::signal::{self, Handler, Info};
 use memfold_sys::thread;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// SIGBUS: userfaultfd raises it for a missing page.
 pub(super) const MISSING: i32 = libc::SIGBUS;
@@ -22,7 +24,11 @@ pub(super) const MISSING: i32 = libc::SIGBUS;
 pub(super) const PROTECTED: i32 = libc::SIGSEGV;
 
 static CHAINS: [Chain; 2] = [Chain::new(), Chain::new()];
-static INSTALLING: Mutex<()> = Mutex::new(());
+static INSTALLING: PerProcess<Mutex<()>> = PerProcess::new();
+
+fn installing() -> MutexGuard<'static, ()> {
+    lock(INSTALLING.get_or_make(Mutex::default))
+}
 
 fn chain(signal: i32) -> &'static Chain {
     &CHAINS[usize::from(signal == PROTECTED)]
@@ -30,7 +36,7 @@ fn chain(signal: i32) -> &'static Chain {
 
 /// Installs the handler for a signal, once for the process.
 pub(super) fn install(signal: i32) -> io::Result<()> {
-    let _installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _installing = installing();
     let chain = chain(signal);
     // A forked child may have reset all signals, and so may a library that handled this one for a
     // while.
@@ -48,7 +54,7 @@ pub(super) fn install(signal: i32) -> io::Result<()> {
 /// # Errors
 /// If the kernel refuses.
 pub fn reinstall() -> io::Result<()> {
-    let _installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _installing = installing();
     for signal in [MISSING, PROTECTED] {
         let chain = chain(signal);
         if chain.levels() == 0 || is_installed(signal) {

@@ -6,16 +6,17 @@
 //! below: so it never goes round in circles.
 
 use memfold_sys::signal::{self, Info, Previous};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// Levels there are. What a program installs more often than this stays above memfold's.
 pub(super) const LEVELS: usize = 8;
 
 /// The handlers of a signal.
 pub(super) struct Chain {
-    /// What was installed before each level.
-    below: [OnceLock<Previous>; LEVELS],
+    /// What was installed before each level; null or leaked. (A child may have been forked in the midst of a `OnceLock`'s
+    /// change.)
+    below: [AtomicPtr<Previous>; LEVELS],
     /// Whether a signal that a handler raised was taken for one that it passes on, and no fault was served since.
     raised: AtomicBool,
 }
@@ -23,28 +24,42 @@ pub(super) struct Chain {
 impl Chain {
     pub(super) const fn new() -> Self {
         Self {
-            below: [const { OnceLock::new() }; LEVELS],
+            below: [const { AtomicPtr::new(ptr::null_mut()) }; LEVELS],
             raised: AtomicBool::new(false),
         }
     }
 
+    fn below(&self, level: usize) -> Option<&'static Previous> {
+        // SAFETY: null, or leaked by `keep`.
+        unsafe { self.below[level].load(Ordering::Acquire).as_ref() }
+    }
+
     /// Levels that were installed in this process, or in one that it was forked from.
     pub(super) fn levels(&self) -> usize {
-        self.below
-            .iter()
-            .take_while(|one| one.get().is_some())
+        (0..LEVELS)
+            .take_while(|level| self.below(*level).is_some())
             .count()
     }
 
     /// The level that was put above a handler like this before.
     pub(super) fn level_above(&self, handler: usize) -> Option<usize> {
-        let is_it = |one: &OnceLock<Previous>| one.get().is_some_and(|one| one.is(handler));
-        self.below.iter().position(is_it)
+        let is_it = |level: &usize| self.below(*level).is_some_and(|one| one.is(handler));
+        (0..LEVELS).find(is_it)
     }
 
     /// Keeps what was installed before a level, if it is the first time.
     pub(super) fn keep(&self, level: usize, found: Previous) {
-        let _ = self.below[level].set(found);
+        let found = Box::into_raw(Box::new(found));
+        let set = self.below[level].compare_exchange(
+            ptr::null_mut(),
+            found,
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
+        if set.is_err() {
+            // SAFETY: made above, and not published.
+            drop(unsafe { Box::from_raw(found) });
+        }
     }
 
     /// A fault was served.
@@ -73,7 +88,7 @@ impl Chain {
         if is_raised && is_highest && !self.raised.swap(true, Ordering::Relaxed) {
             return;
         }
-        if let Some(below) = self.below[level].get() {
+        if let Some(below) = self.below(level) {
             // SAFETY: as above.
             unsafe { below.call(signal, info, context) };
         }
