@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 static CALLS: AtomicPtr<AtomicUsize> = AtomicPtr::new(ptr::null_mut());
 /// What was installed before it, in a box.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
+/// The page that `rearming_handler` makes accessible.
+static REFUSED: AtomicPtr<libc::c_void> = AtomicPtr::new(ptr::null_mut());
 
 fn calls() -> &'static AtomicUsize {
     // SAFETY: the test sets it first, to memory that stays.
@@ -43,6 +45,17 @@ extern "C" fn restoring_handler(signal: i32) {
         libc::sigaction(signal, BEFORE.load(Ordering::Relaxed), ptr::null_mut());
         libc::raise(signal);
     }
+}
+
+/// What the kernel calls once.
+const ONCE: i32 = libc::SA_RESETHAND | libc::SA_ONSTACK;
+
+/// Has itself called the next time, too, and the access succeed.
+extern "C" fn rearming_handler(signal: i32) {
+    calls().fetch_add(1, Ordering::Relaxed);
+    install(signal, (rearming_handler, ONCE));
+    // SAFETY: a page that nothing else is on.
+    unsafe { libc::mprotect(REFUSED.load(Ordering::Relaxed), PAGE, libc::PROT_READ) };
 }
 
 const RAISES: (extern "C" fn(i32), i32) = (restoring_handler, libc::SA_NODEFER | libc::SA_ONSTACK);
@@ -108,11 +121,13 @@ fn is_whole(region: &Region) -> bool {
 
 /// An access that is the program's mistake.
 fn crash() -> i32 {
-    // SAFETY: none; the test is that this ends the child, by the alarm at the latest.
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: none; the test is that this ends the child, by the alarm at the latest, or that a handler makes the page
+    // accessible.
     unsafe {
         libc::alarm(10);
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let page = libc::mmap(ptr::null_mut(), PAGE, libc::PROT_NONE, flags, -1, 0);
+        REFUSED.store(page, Ordering::Relaxed);
         i32::from(page.cast::<u8>().read_volatile())
     }
 }
@@ -182,6 +197,45 @@ fn a_signal_that_the_program_raises_ends_it(mode: Mode) {
     assert_eq!(libc::WTERMSIG(status), signal_of(mode), "{mode:?}");
 }
 
+extern "C" fn counting_handler(_: i32) {
+    calls().fetch_add(1, Ordering::Relaxed);
+}
+
+/// Each handler that is to be called once is, and the program's fault ends it then.
+fn a_handler_that_resets_itself_is_called_once(mode: Mode) {
+    let status = counted(|| {
+        install(libc::SIGSEGV, (counting_handler, ONCE));
+        let (_memfold, region) = limited(mode);
+        if !is_whole(&region) {
+            return 2;
+        }
+        crash()
+    });
+    let ended = libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV;
+    assert!(ended, "{mode:?}: {status:#x}");
+    assert_eq!(calls().load(Ordering::Relaxed), 1, "{mode:?}");
+}
+
+/// One that installs itself again is called again, once memfold's handler is above it.
+fn a_handler_that_installs_itself_again_is_called_again(mode: Mode) {
+    let status = counted(|| {
+        install(libc::SIGSEGV, (rearming_handler, ONCE));
+        let (_memfold, mut region) = limited(mode);
+        for count in 1..=2 {
+            if crash() != 0 || calls().load(Ordering::Relaxed) != count {
+                return 2;
+            }
+            reinstall_handlers().unwrap();
+        }
+        if !is_whole(&region) {
+            return 3;
+        }
+        page_out(&mut region);
+        i32::from(!is_whole(&region))
+    });
+    assert_eq!(status, 0, "{mode:?}: {status:#x}");
+}
+
 #[test]
 fn faults_are_served_beside_handlers_that_restore_and_raise() {
     assert_alternate_stack();
@@ -201,5 +255,7 @@ fn faults_are_served_beside_handlers_that_restore_and_raise() {
         }
         a_handler_below_is_called_for_the_programs_faults_alone(mode, RAISES, raise);
         a_signal_that_the_program_raises_ends_it(mode);
+        a_handler_that_resets_itself_is_called_once(mode);
+        a_handler_that_installs_itself_again_is_called_again(mode);
     }
 }

@@ -13,6 +13,7 @@ pub use x86_64::{call_on_stack, is_fetch, stack_pointer};
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What the kernel passes to a handler.
 pub type Info = libc::siginfo_t;
@@ -21,7 +22,11 @@ pub type Handler = extern "C" fn(i32, *mut Info, *mut libc::c_void);
 
 /// What was installed before, to be called for what is not ours.
 #[derive(Debug)]
-pub struct Previous(libc::sigaction);
+pub struct Previous {
+    action: libc::sigaction,
+    /// Whether a handler that the kernel would have called once (`SA_RESETHAND`) was.
+    spent: AtomicBool,
+}
 
 // SAFETY: plain numbers and the address of a function.
 unsafe impl Send for Previous {}
@@ -60,7 +65,10 @@ pub fn install(signal: i32, handler: Handler) -> io::Result<Previous> {
         if libc::sigaction(signal, &raw const action, previous.as_mut_ptr()) != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Previous(previous.assume_init()))
+        Ok(Previous {
+            action: previous.assume_init(),
+            spent: AtomicBool::new(false),
+        })
     }
 }
 
@@ -123,19 +131,27 @@ pub unsafe fn is_raised_by_handler(info: *const Info, context: *const libc::c_vo
 impl Previous {
     /// Whether this handler was installed, as [`installed`] has it.
     pub fn is(&self, handler: usize) -> bool {
-        self.0.sa_sigaction == handler
+        self.action.sa_sigaction == handler
+    }
+
+    /// Notes that this was found installed again: a handler with `SA_RESETHAND` may be called once more then.
+    pub fn note_found_again(&self, found: &Previous) {
+        if self.is(found.action.sa_sigaction) {
+            self.spent.store(false, Ordering::Relaxed);
+        }
     }
 
     /// Passes a signal on to what was installed before, under the mask that it asked for.
     ///
-    /// Where that is the default action, or ignoring (which the kernel does not do for a fault),
-    /// the default is restored: the access is made again and ends the program as it would have
-    /// without us; a signal that was sent is raised again.
+    /// Where that is the default action (which it is, too, after a handler with `SA_RESETHAND` was called), or ignoring (which
+    /// the kernel does not do for a fault), the default is restored: the access is made again and ends the program as it would
+    /// have without us; a signal that was sent is raised again.
     ///
     /// # Safety
     /// To be called from a handler, with its arguments.
     pub unsafe fn call(&self, signal: i32, info: *mut Info, context: *mut libc::c_void) {
-        let action = &self.0;
+        let action = &self.action;
+        let resets = action.sa_flags & libc::SA_RESETHAND != 0;
         match action.sa_sigaction {
             libc::SIG_DFL => {
                 // SAFETY: the arguments are a handler's.
@@ -146,6 +162,10 @@ impl Previous {
                 if (*info).si_code > 0 {
                     default_action(signal, info);
                 }
+            },
+            // SAFETY: as above.
+            _ if resets && self.spent.swap(true, Ordering::Relaxed) => unsafe {
+                default_action(signal, info);
             },
             handler => {
                 // SAFETY: the kernel kept this function for calls with these arguments; the mask

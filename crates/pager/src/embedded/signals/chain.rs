@@ -47,7 +47,8 @@ impl Chain {
         (0..LEVELS).find(is_it)
     }
 
-    /// Keeps what was installed before a level, if it is the first time.
+    /// Keeps what was installed before a level, if it is the first time. Where the same was found before, it is one that the
+    /// program has installed anew.
     pub(super) fn keep(&self, level: usize, found: Previous) {
         let found = Box::into_raw(Box::new(found));
         let set = self.below[level].compare_exchange(
@@ -58,7 +59,10 @@ impl Chain {
         );
         if set.is_err() {
             // SAFETY: made above, and not published.
-            drop(unsafe { Box::from_raw(found) });
+            let found = unsafe { Box::from_raw(found) };
+            if let Some(kept) = self.below(level) {
+                kept.note_found_again(&found);
+            }
         }
     }
 
