@@ -33,17 +33,22 @@ unsafe impl Send for Previous {}
 // SAFETY: as above.
 unsafe impl Sync for Previous {}
 
-/// Every signal but the one by which the C library changes the user of all threads, which waits for
-/// each of them and does no harm.
+/// The signal by which the C library changes the user of all threads: `SIGSETXID` of glibc, `SIGSYNCCALL` of musl. It
+/// waits for each thread, and does no harm.
+const SET_USER: u32 = if cfg!(target_env = "musl") { 34 } else { 33 };
+
+/// Every signal but [`SET_USER`], as the kernel knows sets. The C library's functions leave out the signal by which a thread
+/// is cancelled (32 of glibc, 33 of musl), too: one that may be cancelled at any point (`PTHREAD_CANCEL_ASYNCHRONOUS`)
+/// leaves by it, with what it holds.
+const EVERY: u64 = !(1 << (SET_USER - 1));
+
+/// [`EVERY`] as the C library knows it.
 fn every_signal() -> libc::sigset_t {
-    /// The C library's, which its own functions leave out: a thread that may be cancelled at any
-    /// point (`PTHREAD_CANCEL_ASYNCHRONOUS`) leaves by it, with what it holds.
-    const CANCEL: u32 = 32;
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: fills the set it is given, of which the kernel knows the first 8 bytes.
     unsafe {
         libc::sigfillset(set.as_mut_ptr());
-        *set.as_mut_ptr().cast::<u64>() |= 1 << (CANCEL - 1);
+        set.as_mut_ptr().cast::<u64>().write(EVERY);
         set.assume_init()
     }
 }
@@ -258,11 +263,8 @@ fn set_mask(mask: u64) -> u64 {
 /// Blocks all signals of the calling thread. For work that a signal's handler, if it came between,
 /// would wait for without end.
 pub fn block_all() -> Blocked {
-    let every = every_signal();
-    // SAFETY: a set begins with the 8 bytes that the kernel knows.
-    let every = unsafe { (&raw const every).cast::<u64>().read() };
     Blocked {
-        before: set_mask(every),
+        before: set_mask(EVERY),
     }
 }
 
@@ -309,8 +311,9 @@ mod tests {
     fn all_are_blocked_but_what_the_c_library_waits_for() {
         let before = blocked();
         let guard = block_all();
-        // SIGKILL (9) and SIGSTOP (19) cannot be blocked; 33 changes the user of all threads.
-        let through = [9, 19, 33].map(|number| 1_u64 << (number - 1));
+        // SIGKILL (9) and SIGSTOP (19) cannot be blocked. The other one changes the user of all threads.
+        let by_library = if cfg!(target_env = "musl") { 34 } else { 33 };
+        let through = [9, 19, by_library].map(|number| 1_u64 << (number - 1));
         let through = through.iter().sum::<u64>();
         assert_eq!(!blocked(), through);
         drop(guard);
