@@ -232,7 +232,7 @@ typedef struct {
 #define MEMFOLD_ALGORITHM_ZSTD 1
 
 /*
- Swap the range in before it is touched, as far as there is room: `MADV_WILLNEED`.
+ Swap the range in before it is touched, as far as there is room: `MADV_WILLNEED`. Pages on other machines stay there.
  */
 #define MEMFOLD_PREFETCH 0
 

@@ -46,7 +46,7 @@ pub const MEMFOLD_ALGORITHM_LZ4: u32 = 0;
 /// Zstandard: smaller, slower.
 pub const MEMFOLD_ALGORITHM_ZSTD: u32 = 1;
 
-/// Swap the range in before it is touched, as far as there is room: `MADV_WILLNEED`.
+/// Swap the range in before it is touched, as far as there is room: `MADV_WILLNEED`. Pages on other machines stay there.
 pub const MEMFOLD_PREFETCH: c_int = 0;
 /// Reclaim moves the range out first: `MADV_COLD`.
 pub const MEMFOLD_MARK_COLD: c_int = 1;

@@ -88,7 +88,7 @@ impl Region {
     }
 
     /// Swaps a range in before it is touched, as far as there is room without moving other pages
-    /// out: `MADV_WILLNEED`.
+    /// out: `MADV_WILLNEED`. Pages on other machines stay there until they are touched.
     ///
     /// # Errors
     /// If the range is not within the region.

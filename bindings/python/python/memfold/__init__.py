@@ -212,7 +212,9 @@ def page_out(values: "NDArray[Any]") -> int:
 
 
 def prefetch(values: "NDArray[Any]") -> None:
-    """Swaps an array (or a slice of one) in before it is touched, as far as there is room."""
+    """Swaps an array (or a slice of one) in before it is touched, as far as there is room.
+
+    Pages on other machines stay there."""
     memory, start, end = _memory_under(values)
     memory.prefetch(start, end)
 

@@ -128,7 +128,8 @@ impl Region {
         Ok(start..end.max(start))
     }
 
-    /// Swaps a range in before it is touched, as far as there is room without reclaim.
+    /// Swaps a range in before it is touched, as far as there is room without reclaim. Pages on other machines are left
+    /// there: to load one that is lost aborts the program, which may never touch it.
     ///
     /// # Errors
     /// If the range is not in the region.
