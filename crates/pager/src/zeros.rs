@@ -11,7 +11,9 @@ pub(crate) const ZERO_PAGES: usize = 512;
 /// the binary, and reads map the kernel's zero page.
 pub(crate) static ZEROS: Zeros = Zeros(UnsafeCell::new([0; ZERO_PAGES * PAGE_SIZE]));
 
-/// The cell is never written; that it could be keeps the static out of .rodata.
+/// The cell is never written; that it could be keeps the static out of .rodata. Aligned for the kernel's copies, as a
+/// [`PageBuffer`](memfold_sys::page_buffer::PageBuffer) is.
+#[repr(align(4096))]
 pub(crate) struct Zeros(UnsafeCell<[u8; ZERO_PAGES * PAGE_SIZE]>);
 
 // SAFETY: the bytes are private to this file, which only reads them.

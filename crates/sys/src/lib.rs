@@ -59,6 +59,8 @@ pub mod memory;
 #[cfg(feature = "std")]
 pub mod owned_uffd;
 #[cfg(feature = "std")]
+pub mod page_buffer;
+#[cfg(feature = "std")]
 pub mod port;
 #[cfg(feature = "std")]
 pub mod privilege;

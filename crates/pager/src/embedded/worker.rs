@@ -8,7 +8,7 @@ use crate::page_state::StageIndex;
 use crate::replacement::Shadow;
 use memfold_swap::{PAGE_SIZE, Page, Scratch, Slot};
 use memfold_sys::fork::Owner;
-use memfold_sys::memory::Mapping;
+use memfold_sys::page_buffer::PageBuffer;
 use memfold_sys::reserve::{Reservation, dont_fork};
 use std::cell::UnsafeCell;
 use std::io;
@@ -38,7 +38,7 @@ pub(super) struct Worker {
     /// Which of the victims are samples.
     pub samples: Samples,
     pub slots: Vec<Slot>,
-    buffer: Mapping,
+    buffer: PageBuffer,
     stack: Reservation,
 }
 
@@ -47,8 +47,8 @@ impl Worker {
         let stack = Reservation::new(STACK, PAGE_SIZE)?;
         // The lowest page is a guard page: an overflow kills the process.
         stack.make_anonymous(PAGE_SIZE)?;
-        let buffer = Mapping::anonymous(WINDOW * PAGE_SIZE)?;
-        dont_fork(&buffer)?;
+        let buffer = PageBuffer::new(WINDOW)?;
+        dont_fork(buffer.mapping())?;
         Ok(Worker {
             number,
             scratch: Scratch::new(),
@@ -80,16 +80,12 @@ impl Worker {
 
     /// The page buffer beside the codec's state.
     pub(super) fn buffer_and_scratch(&mut self) -> (&mut [Page], &mut Scratch) {
-        // SAFETY: the mapping is WINDOW pages long and this worker's only; any bytes make a page.
-        let pages =
-            unsafe { std::slice::from_raw_parts_mut(self.buffer.start().as_ptr().cast(), WINDOW) };
-        (pages, &mut self.scratch)
+        (&mut self.buffer, &mut self.scratch)
     }
 
     /// The page buffer.
     pub(super) fn buffer(&self) -> &[Page] {
-        // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts(self.buffer.start().as_ptr().cast(), WINDOW) }
+        &self.buffer
     }
 }
 

@@ -7,7 +7,7 @@ use crate::supervised::group::Group;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::Shared;
 use memfold_swap::{Page, Scratch, Slot};
-use memfold_sys::PAGE_SIZE;
+use memfold_sys::page_buffer::PageBuffer;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub(crate) struct FaultService {
     /// The group whose faults the thread serves.
     pub group: Arc<Group>,
     /// Decompressed pages before they are copied in.
-    pub buffer: Vec<Page>,
+    pub buffer: PageBuffer,
     /// Workspace for decompression.
     pub scratch: Scratch,
     /// The last fault was a first touch.
@@ -52,7 +52,7 @@ impl FaultService {
     pub(crate) fn new(group: Arc<Group>) -> FaultService {
         FaultService {
             group,
-            buffer: vec![[0; PAGE_SIZE]; SWAP_IN_WINDOW as usize],
+            buffer: PageBuffer::new(SWAP_IN_WINDOW as usize).expect("addresses for a window"),
             scratch: Scratch::for_loads(),
             first_touch: false,
             waits: false,

@@ -18,8 +18,9 @@ use crate::supervised::reclaim::priority::ReclaimerPriority;
 use crate::supervised::space::gate::{GATE_PATIENCE, Inside};
 use crate::supervised::space::{AddressSpace, Attached};
 use crate::sync::lock;
-use memfold_swap::{Page, Scratch, Slot};
+use memfold_swap::{Scratch, Slot};
 use memfold_sys::PAGE_SIZE;
+use memfold_sys::page_buffer::PageBuffer;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -46,7 +47,7 @@ const HELPER_PATIENCE: Duration = Duration::from_millis(5);
 pub(crate) struct Worker {
     group: Arc<Group>,
     pub scratch: Scratch,
-    buffer: Vec<Page>,
+    buffer: PageBuffer,
     oldest: Vec<(StageIndex, VirtualPage)>,
     /// Serves deferred faults and puts pages back.
     pub service: FaultService,
@@ -92,7 +93,7 @@ impl Worker {
             service: FaultService::with_patience(group.clone(), GATE_PATIENCE),
             group,
             scratch: Scratch::new(),
-            buffer: vec![[0; PAGE_SIZE]; BATCH],
+            buffer: PageBuffer::new(BATCH).expect("addresses for a batch"),
             oldest: Vec::new(),
             priority: None,
         }
