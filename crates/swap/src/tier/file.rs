@@ -331,13 +331,14 @@ impl FileTier {
         let mut placed = Vec::with_capacity(packed.len());
         match self.write(unit, packed, batch, &mut placed) {
             Ok(()) => {
+                self.units.note_written(unit, (batch.len() / UNIT) as u64);
                 self.failures.store(0, Relaxed);
                 self.pause.store(0, Relaxed);
                 out.extend(placed.into_iter().map(Ok));
                 Ok(())
             }
             Err(_) => {
-                self.units.give_back([(unit, (batch.len() / UNIT) as u64)]);
+                self.units.note_failed(unit, (batch.len() / UNIT) as u64);
                 self.write_errors.fetch_add(1, Relaxed);
                 let failures = self.failures.fetch_add(1, Relaxed);
                 self.pause
@@ -372,7 +373,7 @@ impl FileTier {
             drop(ahead);
             return self.read_from_file(extent, record);
         }
-        let written = self.units.reached() * UNIT as u64;
+        let written = self.units.end() * UNIT as u64;
         let length = (written.saturating_sub(start) as usize).clamp(record.len(), READ_AHEAD);
         ahead.start = start;
         ahead.data.resize(length, 0);

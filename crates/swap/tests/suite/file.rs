@@ -378,3 +378,47 @@ fn what_the_pool_has_no_room_for_goes_to_the_file() {
     assert!(space.usage().file_pages > 500, "{:?}", space.usage());
     assert_all_right(&space, &stored);
 }
+
+/// The disk has less room than the file may have, as is usual: the file is sparse.
+#[test]
+fn room_that_is_freed_on_a_full_disk_is_used_again() {
+    let file = MemoryFile::default();
+    let tier = file.tier(FILE);
+    let space = space(&tier);
+    file.disk.store(500_000, Relaxed);
+    let first = store(&space, 1..1000);
+    let before = write_back(&space);
+    assert!(before.moved > 100 && before.failed > 0, "{before:?}");
+    let slots: Vec<_> = first.iter().map(|(slot, _)| *slot).collect();
+    space.release_bulk(&slots);
+    assert_eq!(tier.usage().used_bytes, 0);
+
+    let mut scratch = Scratch::new();
+    let mut outcomes = Vec::new();
+    let page = text(1);
+    let pages = vec![(Slot::from_raw(1), &page); 64];
+    let mut batches = 0;
+    while outcomes.iter().all(Result::is_err) {
+        outcomes.clear();
+        tier.store_batch(&pages, &mut scratch, &mut outcomes);
+        batches += 1;
+        assert!(batches <= 70, "{:?}", tier.usage());
+    }
+}
+
+/// Pages that come and go take the room of those that went before, not more of the file.
+#[test]
+fn a_file_grows_no_larger_than_what_is_in_it_needs() {
+    let file = MemoryFile::default();
+    let tier = file.tier(FILE);
+    let space = space(&tier);
+    for round in 0..20 {
+        let stored = store(&space, round * 500..(round + 1) * 500);
+        write_back(&space);
+        assert_eq!(space.usage().file_pages, 500);
+        let slots: Vec<_> = stored.iter().map(|(slot, _)| *slot).collect();
+        space.release_bulk(&slots);
+    }
+    let length = file.contents.lock().unwrap().len();
+    assert!(length < 1000 * PAGE_SIZE, "{length}");
+}

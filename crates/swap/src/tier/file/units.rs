@@ -8,9 +8,20 @@ use crate::sync::{
 
 const BITS: u64 = u64::BITS as u64;
 
-/// Units looked at for a run as long as wanted before a shorter one is taken. More makes longer runs,
-/// and holds the lock longer.
+/// Units looked at for a run as long as wanted before a shorter one is taken or the file grows. More
+/// makes longer runs and a smaller file, and holds the lock longer.
 const NEAR: u64 = 512 * BITS;
+
+/// Shorter runs are taken before the file grows if less than 1/`SPARSE` of it is in use. More makes
+/// longer runs and a larger file.
+const SPARSE: u64 = 4;
+
+/// They have at least 1/`SHORT` of what is wanted. More makes shorter runs and a smaller file.
+const SHORT: u64 = 4;
+
+/// Runs found below where a write failed before the file is to grow beyond again. More leaves room of the
+/// file system unused for longer, and lets fewer writes fail where there is none.
+const RETRY: u64 = 64;
 
 /// Units of a chunk, for which the longest run is remembered.
 const CHUNK: u64 = 64 * BITS;
@@ -25,8 +36,12 @@ pub(super) struct Units {
     size: u64,
     // Copies of what the map has, so that threads that load pages never wait for a search.
     used: AtomicU64,
-    reached: AtomicU64,
+    end: AtomicU64,
+    /// From here on a write failed, and none has succeeded since: the file system may be full. A hint.
+    failed_at: AtomicU64,
 }
+
+const NEVER: u64 = u64::MAX;
 
 impl Units {
     pub(super) fn new(size: u64) -> Self {
@@ -34,7 +49,8 @@ impl Units {
             map: Mutex::new(Map::new(size)),
             size,
             used: AtomicU64::new(0),
-            reached: AtomicU64::new(0),
+            end: AtomicU64::new(0),
+            failed_at: AtomicU64::new(NEVER),
         }
     }
 
@@ -46,19 +62,52 @@ impl Units {
         self.used.load(Relaxed)
     }
 
-    /// The end of the units ever used.
-    pub(super) fn reached(&self) -> u64 {
-        self.reached.load(Relaxed)
+    /// The end of the units in use.
+    pub(super) fn end(&self) -> u64 {
+        self.end.load(Relaxed)
     }
 
     /// Allocates up to `wanted` contiguous units, at least `least`. Returns the first and their
     /// number.
     pub(super) fn take(&self, wanted: u64, least: u64) -> Option<(u64, u64)> {
         let mut map = lock(&self.map);
-        let run = map.take(wanted, least);
-        self.used.store(map.used, Relaxed);
-        self.reached.store(map.reached(), Relaxed);
+        let failed_at = self.failed_at.load(Relaxed);
+        let grow_to = if map.below < RETRY {
+            failed_at
+        } else {
+            self.size
+        };
+        let run = map.take(wanted, least, grow_to);
+        if let Some((start, count)) = run {
+            let is_below = failed_at != NEVER && start + count <= failed_at;
+            map.below = if is_below { map.below + 1 } else { 0 };
+        }
+        self.publish(&map);
         run
+    }
+
+    fn publish(&self, map: &Map) {
+        self.used.store(map.used, Relaxed);
+        self.end.store(map.end, Relaxed);
+    }
+
+    /// Notes that a run was written.
+    pub(super) fn note_written(&self, start: u64, count: u64) {
+        if start + count > self.failed_at.load(Relaxed) {
+            self.failed_at.store(NEVER, Relaxed);
+        }
+    }
+
+    /// Frees a run that could not be written. If it was the last of the file, what is free below is
+    /// tried before the file grows beyond again.
+    pub(super) fn note_failed(&self, start: u64, count: u64) {
+        let mut map = lock(&self.map);
+        let was_last = start + count == map.end;
+        map.give_back(start, count);
+        if was_last {
+            self.failed_at.store(map.end, Relaxed);
+        }
+        self.publish(&map);
     }
 
     /// Frees runs of units, each given by its first and their number.
@@ -71,21 +120,25 @@ impl Units {
         for (start, count) in runs {
             map.give_back(start, count);
         }
-        self.used.store(map.used, Relaxed);
+        self.publish(&map);
     }
 }
 
-/// A bit for each unit up to the last one ever used.
 #[derive(Debug)]
 struct Map {
+    /// A bit for each unit up to the last one ever used.
     taken: Vec<u64>,
     /// For each chunk, at least the most free units that follow one another from any unit of it on,
     /// or `UNKNOWN`. Only freeing makes runs longer.
     longest: Vec<u8>,
     size: u64,
     used: u64,
-    /// Where the next search starts.
+    /// The end of the last unit in use.
+    end: u64,
+    /// Where the next search below the end starts.
     next: u64,
+    /// Runs taken below where a write failed since one was taken beyond.
+    below: u64,
     /// Words that searches looked at.
     #[cfg(test)]
     words: std::cell::Cell<u64>,
@@ -98,56 +151,87 @@ impl Map {
             longest: Vec::new(),
             size,
             used: 0,
+            end: 0,
             next: 0,
+            below: 0,
             #[cfg(test)]
             words: std::cell::Cell::new(0),
         }
     }
 
-    fn reached(&self) -> u64 {
-        (self.taken.len() as u64 * BITS).min(self.size)
-    }
-
-    fn take(&mut self, wanted: u64, least: u64) -> Option<(u64, u64)> {
+    /// Takes what is free below the end before the file grows, as far as that makes runs long enough
+    /// and no long search. Beyond `grow_to` it grows only if there is no room at all below.
+    fn take(&mut self, wanted: u64, least: u64, grow_to: u64) -> Option<(u64, u64)> {
         if least == 0 || least > self.size - self.used {
             return None;
         }
-        let (start, count) = match self.find_near(wanted) {
-            near if near.1 >= least => near,
-            _ => self.find_anywhere(wanted, least)?,
+        let above = self.size - self.end;
+        let may_grow_by = above.min(grow_to.saturating_sub(self.end));
+        let may_grow = may_grow_by >= least;
+        let enough = if !may_grow {
+            least
+        } else if self.used < self.end / SPARSE {
+            (wanted / SHORT).max(least)
+        } else {
+            wanted
         };
-        let words = (start + count).div_ceil(BITS) as usize;
+        let (start, count) = match self.find_near(wanted, enough) {
+            Some(run) => run,
+            None if may_grow => (self.end, wanted.min(may_grow_by)),
+            None => match self.find_anywhere(wanted, least) {
+                Some(run) => run,
+                None if above >= least => (self.end, wanted.min(above)),
+                None => return None,
+            },
+        };
+        let end = self.end.max(start + count);
+        let words = end.div_ceil(BITS) as usize;
         if words > self.taken.len() {
-            let chunks = (start + count).div_ceil(CHUNK) as usize;
+            let chunks = end.div_ceil(CHUNK) as usize;
             self.longest.try_reserve(chunks - self.longest.len()).ok()?;
             self.taken.try_reserve(words - self.taken.len()).ok()?;
             self.longest.resize(chunks, UNKNOWN);
             self.taken.resize(words, 0);
         }
+        if start < self.end {
+            self.next = start + count;
+        }
+        self.end = end;
         self.set(start, count, true);
         self.used += count;
-        self.next = start + count;
         Some((start, count))
     }
 
-    /// The first run of `wanted` free units behind the last allocation, or else the longest of those
-    /// near it. Pages written together then lie together.
-    fn find_near(&self, wanted: u64) -> (u64, u64) {
-        let end = self.next + NEAR;
-        let best = self.find(self.next, end.min(self.size), wanted);
-        if best.1 >= wanted || end <= self.size {
-            return best;
+    /// The first run of `wanted` free units behind the last one found, or else the longest of those
+    /// near it, of at least `enough`. Pages written together then lie together. The next search goes
+    /// on behind these if there is none.
+    fn find_near(&mut self, wanted: u64, enough: u64) -> Option<(u64, u64)> {
+        if self.end - self.used < enough {
+            return None;
         }
-        let again = self.find(0, (end - self.size).min(self.next), wanted);
-        if again.1 > best.1 { again } else { best }
+        let from = if self.next < self.end { self.next } else { 0 };
+        let mut to = from + NEAR;
+        let mut best = self.find(from, to.min(self.end), wanted);
+        if to > self.end {
+            to = (to - self.end).min(from);
+            if best.1 < wanted {
+                let again = self.find(0, to, wanted);
+                best = if again.1 > best.1 { again } else { best };
+            }
+        }
+        self.next = to;
+        (best.1 >= enough).then_some(best)
     }
 
-    /// The next run of at least `least` free units, wherever it is.
+    /// The next run of at least `least` free units below the end, wherever it is.
     fn find_anywhere(&mut self, wanted: u64, least: u64) -> Option<(u64, u64)> {
-        let chunks = self.size.div_ceil(CHUNK);
-        let first = self.next / CHUNK;
+        if self.end - self.used < least {
+            return None;
+        }
+        let chunks = self.end.div_ceil(CHUNK);
+        let first = (self.next / CHUNK).min(chunks);
         (first..chunks)
-            .chain(0..first.min(chunks))
+            .chain(0..first)
             .find_map(|chunk| self.find_in_chunk(chunk, wanted, least))
     }
 
@@ -158,10 +242,10 @@ impl Map {
             return None;
         }
         let start = chunk * CHUNK;
-        let end = (start + CHUNK + least - 1).min(self.size);
+        let end = (start + CHUNK + least - 1).min(self.end);
         let (start, count) = self.find(start, end, least);
         if count >= least {
-            return Some(self.find(start, start.saturating_add(wanted).min(self.size), wanted));
+            return Some(self.find(start, start.saturating_add(wanted).min(self.end), wanted));
         }
         if let Some(longest) = self.longest.get_mut(chunk as usize) {
             *longest = u8::try_from(count).unwrap_or(UNKNOWN);
@@ -176,12 +260,7 @@ impl Map {
         let mut start = from;
         let mut at = from;
         while at < to {
-            let word = self.taken.get((at / BITS) as usize).copied();
-            let Some(word) = word else {
-                // Units from here on were never used.
-                at = to;
-                break;
-            };
+            let word = self.taken[(at / BITS) as usize];
             let rest = word >> (at % BITS);
             let in_word = BITS - at % BITS;
             let free = u64::from(rest.trailing_zeros()).min(in_word);
@@ -222,6 +301,24 @@ impl Map {
         let first = (start / CHUNK).saturating_sub(1) as usize;
         let last = ((start + count - 1) / CHUNK) as usize;
         self.longest[first..=last].fill(UNKNOWN);
+        if start + count == self.end {
+            self.lower_end();
+        }
+    }
+
+    /// Brings the end to the last unit in use. What it looks at was written since the end was there, so
+    /// all of it takes no longer than the writes.
+    fn lower_end(&mut self) {
+        while self.end > 0 {
+            let word = (self.end - 1) / BITS;
+            let bits = self.end - word * BITS;
+            let taken = self.taken[word as usize] << (BITS - bits);
+            let free = u64::from(taken.leading_zeros()).min(bits);
+            self.end -= free;
+            if free < bits {
+                break;
+            }
+        }
     }
 
     fn set(&mut self, start: u64, count: u64, taken: bool) {
@@ -277,6 +374,17 @@ mod tests {
             self.units.give_back([(start, count)]);
             self.owned[start as usize..(start + count) as usize].fill(false);
         }
+
+        fn fail(&mut self, index: usize) {
+            let (start, count) = self.runs.swap_remove(index);
+            self.units.note_failed(start, count);
+            self.owned[start as usize..(start + count) as usize].fill(false);
+        }
+
+        fn end(&self) -> u64 {
+            let ends = self.runs.iter().map(|(start, count)| start + count);
+            ends.max().unwrap_or(0)
+        }
     }
 
     #[test]
@@ -294,11 +402,14 @@ mod tests {
                 let count = 1 + (word >> 33) % 90;
                 if word.is_multiple_of(2) {
                     model.take(count, 1 + (word >> 16) % count);
+                } else if word.is_multiple_of(63) && !model.runs.is_empty() {
+                    model.fail(model.runs.len() - 1);
                 } else if !model.runs.is_empty() {
                     model.give_back((word >> 16) as usize % model.runs.len());
                 }
                 let used: u64 = model.runs.iter().map(|run| run.1).sum();
                 assert_eq!(model.units.used(), used);
+                assert_eq!(model.units.end(), model.end());
             }
         }
     }
@@ -350,6 +461,89 @@ mod tests {
             assert!(words(&units) <= few + 4 * CHUNK / BITS);
         }
         assert_eq!(units.take(4, 3), None);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "minutes: millions of units")]
+    fn a_file_grows_by_whole_runs_and_has_its_long_gaps_filled() {
+        let records = (1 << 22) / 3;
+        let units = Units::new(1 << 40);
+        for _ in 0..records {
+            units.take(3, 3).unwrap();
+        }
+        units.give_back((0..records).step_by(2).map(|record| (record * 3, 3)));
+        let gap = records / 4 * 6;
+        units.give_back((0..32).map(|record| (gap + 3 + 6 * record, 3)));
+        words(&units);
+        let mut starts = (0..=units.end() / NEAR).map(|_| {
+            let (start, count) = units.take(192, 3).unwrap();
+            assert_eq!(count, 192);
+            let looked_at = words(&units);
+            assert!(looked_at <= NEAR / BITS + 2, "{looked_at} words");
+            start
+        });
+        assert!(starts.any(|start| start.abs_diff(gap) < 6));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "minutes: many units")]
+    fn a_file_that_failed_to_grow_is_filled_first() {
+        let units = Units::new(1 << 20);
+        while units.take(3, 3).unwrap().0 < 30_000 {}
+        let (start, count) = units.take(90, 3).unwrap();
+        units.note_failed(start, count);
+        assert_eq!(units.end(), start);
+        units.give_back([(3, 3), (9, 3), (20_001, 3)]);
+        let mut found = [(); 3].map(|()| units.take(90, 3).unwrap());
+        found.sort_unstable();
+        assert_eq!(found, [(3, 3), (9, 3), (20_001, 3)]);
+        // It is tried where there is no room below, and grows again once that succeeds.
+        assert_eq!(units.take(90, 3), Some((start, 90)));
+        units.give_back([(3, 3)]);
+        units.note_written(start, 90);
+        assert_eq!(units.take(90, 3), Some((start + 90, 90)));
+    }
+
+    /// A file of records of three units each, where a write behind the last one failed. Returns where that was.
+    fn failed_to_grow() -> (Units, u64) {
+        let units = Units::new(1 << 20);
+        while units.take(3, 3).unwrap().0 < 30_000 {}
+        let (start, count) = units.take(90, 3).unwrap();
+        units.note_failed(start, count);
+        (units, start)
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "minutes: many units")]
+    fn a_file_grows_up_to_where_it_failed() {
+        let (units, failed_at) = failed_to_grow();
+        let end = 10_002;
+        units.give_back((end / 3..failed_at / 3).map(|record| (record * 3, 3)));
+        units.give_back((0..end / 3).step_by(2).map(|record| (record * 3, 3)));
+        assert_eq!(units.end(), end);
+        let all = failed_at - end;
+        assert_eq!(units.take(192, 3), Some((end, 192)));
+        assert_eq!(units.take(1 << 19, 3), Some((end + 192, all - 192)));
+        assert!(units.take(192, 3).unwrap().0 < end);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "minutes: many units")]
+    fn a_file_tries_again_to_grow_beyond_where_it_failed() {
+        let (units, failed_at) = failed_to_grow();
+        units.give_back(
+            (0..failed_at / 3 - 1)
+                .step_by(2)
+                .map(|record| (record * 3, 3)),
+        );
+        for _ in 0..3 {
+            let below = |_: &u64| units.take(90, 3).unwrap().0 < failed_at;
+            assert_eq!((0..=RETRY).take_while(below).count() as u64, RETRY);
+            units.note_failed(failed_at, 90);
+        }
+        while units.take(90, 3).unwrap().0 < failed_at {}
+        units.note_written(failed_at, 90);
+        assert_eq!(units.take(90, 3), Some((failed_at + 90, 90)));
     }
 
     #[test]
