@@ -128,7 +128,7 @@ const REFUSED: i64 = 4096;
 const REFUSED_EACH: i64 = 4;
 
 /// Decides whether storing a page is worth it. Only compression frees memory if the pool counts towards
-/// the limit and no swap file takes pages from it.
+/// the limit and neither a swap file nor a store takes pages from it.
 ///
 /// Any thread uses it. All accesses are Relaxed: the count and the flag are independent estimates.
 #[derive(Debug)]
@@ -155,7 +155,7 @@ impl CompressionPolicy {
             .store(limit.resident_bytes.is_none(), Relaxed);
     }
 
-    /// Notes whether a swap file has room for pages of the pool.
+    /// Notes whether what is in the pool can leave it, to a swap file or a store.
     pub(crate) fn note_outlet(&self, exists: bool) {
         self.pool_has_outlet.store(exists, Relaxed);
     }

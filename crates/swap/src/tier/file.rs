@@ -167,6 +167,8 @@ pub struct FileTier {
     failures: AtomicU64,
     /// Batches to refuse before the next write after an error.
     pause: AtomicU64,
+    /// The file is full while more units are in use. A hint.
+    full_above: AtomicU64,
     /// Whether the tier accepts no more pages.
     closed: AtomicBool,
 }
@@ -174,6 +176,10 @@ pub struct FileTier {
 /// The most batches refused after an error, so that a full disk is not written all the time. More
 /// leave a disk unused for longer once it has room again.
 const LONGEST_PAUSE: u64 = 32;
+
+/// Units that are freed before a full file has room again: those of a batch of incompressible pages. More
+/// leave it unused for longer.
+const ROOM: u64 = 64 * (PAGE_SIZE + OVERHEAD).div_ceil(UNIT) as u64;
 
 impl FileTier {
     /// Bytes of a sector. Offsets and lengths of reads and writes are multiples of it.
@@ -205,6 +211,7 @@ impl FileTier {
             read_errors: AtomicU64::new(0),
             failures: AtomicU64::new(0),
             pause: AtomicU64::new(0),
+            full_above: AtomicU64::new(u64::MAX),
             closed: AtomicBool::new(false),
         })
     }
@@ -218,6 +225,46 @@ impl FileTier {
     /// Whether the tier refuses pages.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Relaxed)
+    }
+
+    /// Whether the last page that was refused found no room, and few have left since. A full file may
+    /// have room for smaller pages.
+    pub fn is_full(&self) -> bool {
+        self.units.used() > self.full_above.load(Relaxed)
+    }
+
+    fn note_full(&self) {
+        let room = ROOM.min(self.units.size() / 8);
+        let above = self.units.used().saturating_sub(room);
+        self.full_above.store(above, Relaxed);
+    }
+
+    /// Whether the last write failed.
+    pub fn is_failing(&self) -> bool {
+        self.failures.load(Relaxed) > 0
+    }
+
+    /// Tries whether a write succeeds, with zeros where the file has room, and nothing is kept of them.
+    /// For a tier that [fails](Self::is_failing) while there is no page to store.
+    ///
+    /// # Errors
+    ///
+    /// If the write failed, or the tier would refuse a page without one.
+    pub fn probe(&self) -> Result<(), StoreError> {
+        if let Some(reason) = self.refusal() {
+            return Err(Self::error(reason));
+        }
+        // As much as a page, where there is so much: less may fit in a block that a full file system
+        // had given to the file before.
+        let zeros = [0_u8; (PAGE_SIZE + OVERHEAD).next_multiple_of(UNIT)];
+        let Some((unit, count)) = self.units.take((zeros.len() / UNIT) as u64, 1) else {
+            return Err(Self::error("the file is full"));
+        };
+        let zeros = &zeros[..count as usize * UNIT];
+        let outcome = self.backend.write_at(unit * UNIT as u64, zeros);
+        self.note_write(unit, count, &outcome)?;
+        self.units.give_back([(unit, count)]);
+        Ok(())
     }
 
     /// Statistics of the tier.
@@ -282,6 +329,10 @@ impl FileTier {
         mut batch: &mut [u8],
         out: &mut Vec<Result<Placed, StoreError>>,
     ) {
+        if !self.is_full() {
+            // It was, and would be again with as many pages.
+            self.full_above.store(u64::MAX, Relaxed);
+        }
         let units_of = |&(_, length): &(Slot, u16)| Extent { unit: 0, length }.units();
         // The length in units for which no room was found.
         let mut too_long = usize::MAX;
@@ -295,6 +346,7 @@ impl FileTier {
             };
             let Some((unit, found)) = room else {
                 too_long = too_long.min(least);
+                self.note_full();
                 out.push(Err(Self::error("the file is full")));
                 packed = &packed[1..];
                 batch = &mut std::mem::take(&mut batch)[least * UNIT..];
@@ -329,23 +381,31 @@ impl FileTier {
         out: &mut Vec<Result<Placed, StoreError>>,
     ) -> Result<(), StoreError> {
         let mut placed = Vec::with_capacity(packed.len());
-        match self.write(unit, packed, batch, &mut placed) {
-            Ok(()) => {
-                self.units.note_written(unit, (batch.len() / UNIT) as u64);
-                self.failures.store(0, Relaxed);
-                self.pause.store(0, Relaxed);
-                out.extend(placed.into_iter().map(Ok));
-                Ok(())
-            }
-            Err(_) => {
-                self.units.note_failed(unit, (batch.len() / UNIT) as u64);
-                self.write_errors.fetch_add(1, Relaxed);
-                let failures = self.failures.fetch_add(1, Relaxed);
-                self.pause
-                    .store((1 << failures.min(63)).min(LONGEST_PAUSE), Relaxed);
-                Err(Self::error("a write failed"))
-            }
+        let outcome = self.write(unit, packed, batch, &mut placed);
+        self.note_write(unit, (batch.len() / UNIT) as u64, &outcome)?;
+        out.extend(placed.into_iter().map(Ok));
+        Ok(())
+    }
+
+    /// Notes the outcome of a write to an allocated run of units, and frees it on failure.
+    fn note_write(
+        &self,
+        unit: u64,
+        count: u64,
+        outcome: &io::Result<()>,
+    ) -> Result<(), StoreError> {
+        if outcome.is_ok() {
+            self.units.note_written(unit, count);
+            self.failures.store(0, Relaxed);
+            self.pause.store(0, Relaxed);
+            return Ok(());
         }
+        self.units.note_failed(unit, count);
+        self.write_errors.fetch_add(1, Relaxed);
+        let failures = self.failures.fetch_add(1, Relaxed);
+        self.pause
+            .store((1 << failures.min(63)).min(LONGEST_PAUSE), Relaxed);
+        Err(Self::error("a write failed"))
     }
 
     /// Whether this batch is refused because of failed writes.
@@ -353,6 +413,17 @@ impl FileTier {
         self.pause
             .fetch_update(Relaxed, Relaxed, |pause| pause.checked_sub(1))
             .is_ok()
+    }
+
+    /// Why this batch is refused before anything is written.
+    fn refusal(&self) -> Option<&'static str> {
+        if self.is_closed() {
+            Some("it is being switched off")
+        } else if self.is_paused() {
+            Some("a recent write failed")
+        } else {
+            None
+        }
     }
 
     /// Reads the units of a record, from the read-ahead data if they are there. `Ok(true)` if they
@@ -420,14 +491,7 @@ impl Tier for FileTier {
         scratch: &mut Scratch,
         out: &mut Vec<Result<Placed, StoreError>>,
     ) {
-        let refusal = if self.is_closed() {
-            Some("it is being switched off")
-        } else if self.is_paused() {
-            Some("a recent write failed")
-        } else {
-            None
-        };
-        if let Some(reason) = refusal {
+        if let Some(reason) = self.refusal() {
             out.extend(pages.iter().map(|_| Err(Self::error(reason))));
             return;
         }

@@ -3,7 +3,7 @@
 //! The pool counts towards `--limit`. With a swap file it may take half of the limit; beyond that, the
 //! pages stored longest ago are written back to the file. The background thread does that ahead of the
 //! reclaimer, which writes back itself if the thread does not keep up ([`Group::shrink_pool`]). Without
-//! a file, or when it is full, a growing pool leaves less room for resident pages, and incompressible
+//! a file, or when it is full or fails, a growing pool leaves less room for resident pages, and incompressible
 //! pages stay resident.
 //!
 //! Independently, pages that stay cold are recompressed, neighbours together as blocks, and later written to
@@ -131,23 +131,35 @@ impl PoolShare {
 }
 
 impl Group {
-    /// The pool's watermarks, if the swap file has room or a store takes pages.
+    /// The pool's watermarks, if the swap file has room or a store takes pages. A file that refused pages is
+    /// tried again and again.
     fn pool_share(&self) -> Option<PoolShare> {
         let has_room = |file: &Arc<FileTier>| {
             let usage = file.usage();
             !file.is_closed() && usage.used_bytes < usage.size_bytes
         };
-        let takes = |remote: &Remote| !remote.tier.is_closed() && !remote.tier.is_paused();
-        let has_outlet =
-            self.file.as_ref().is_some_and(has_room) || self.remote.as_ref().is_some_and(takes);
-        let total = self.limit().total_bytes.filter(|_| has_outlet);
+        let may_take = self.file.as_ref().is_some_and(has_room) || self.store_takes_pages();
+        let total = self.limit().total_bytes.filter(|_| may_take);
         total.map(PoolShare::of)
+    }
+
+    fn store_takes_pages(&self) -> bool {
+        let takes = |remote: &Remote| !remote.tier.is_closed() && !remote.tier.is_paused();
+        self.remote.as_ref().is_some_and(takes)
+    }
+
+    /// Whether what goes to the pool can leave it: a file that is almost full, or fails, takes nothing.
+    fn has_outlet(&self) -> bool {
+        let takes =
+            |file: &Arc<FileTier>| !file.is_closed() && !file.is_full() && !file.is_failing();
+        self.file.as_ref().is_some_and(takes) || self.store_takes_pages()
     }
 
     /// Keeps the pool within its share, at the latest until then. Called by the reclaimer before it stores pages.
     pub(crate) fn hold_pool_limit(&self, scratch: &mut Scratch, until: Option<Instant>) {
         let share = self.pool_share();
-        self.compression.note_outlet(share.is_some());
+        self.compression
+            .note_outlet(share.is_some() && self.has_outlet());
         let Some(share) = share else {
             return;
         };
@@ -192,6 +204,21 @@ impl Group {
                 self.file_paused_until.store(until, Ordering::Relaxed);
                 break;
             }
+        }
+    }
+
+    /// Tries whether a file works again to which the last write failed, though nothing has to leave the
+    /// pool: until it does, incompressible pages stay resident, and the pool may never need the file.
+    fn probe_file(&self) {
+        let failing = self.file.as_ref().filter(|file| file.is_failing());
+        // A store that takes pages is an outlet by itself, and is not to pause with the file.
+        let Some(file) = failing.filter(|_| !self.store_takes_pages()) else {
+            return;
+        };
+        let now = self.resources.milliseconds();
+        if now >= self.file_paused_until.load(Ordering::Relaxed) && file.probe().is_err() {
+            let until = now + FILE_PAUSE.as_millis() as u64;
+            self.file_paused_until.store(until, Ordering::Relaxed);
         }
     }
 
@@ -351,11 +378,13 @@ impl Background {
         memfold_sys::thread::set_nice(10);
         while !self.group.stopping.load(Ordering::Relaxed) {
             self.group.background.wait(self.tick());
-            if let Some(share) = self.group.pool_share()
-                && self.group.resources.swap.pool_bytes() > share.start
-            {
-                let go_on = || !self.group.stopping.load(Ordering::Relaxed);
-                self.group.shrink_pool(share.stop, &mut self.scratch, go_on);
+            if let Some(share) = self.group.pool_share() {
+                if self.group.resources.swap.pool_bytes() > share.start {
+                    let go_on = || !self.group.stopping.load(Ordering::Relaxed);
+                    self.group.shrink_pool(share.stop, &mut self.scratch, go_on);
+                } else {
+                    self.group.probe_file();
+                }
             }
             self.scan();
             self.pack();
@@ -490,11 +519,12 @@ mod tests {
     use crate::options::Floor;
     use crate::pool_memory::MappedSource;
     use crate::supervised::group::Outlets;
-    use memfold_swap::{FileBackend, Page, SwapConfig, SwapSpace};
+    use memfold_swap::{FileBackend, Page, Slot, SwapConfig, SwapSpace};
     use memfold_sys::PAGE_SIZE;
     use memfold_testing::Random;
     use std::cell::Cell;
     use std::io;
+    use std::sync::atomic::AtomicBool;
 
     /// A file that takes what is written to it.
     struct Sink;
@@ -509,11 +539,26 @@ mod tests {
         }
     }
 
-    /// A limit was lowered so far that much is to be written, and faults wait for the thread that writes.
-    #[test]
-    fn write_back_goes_on_for_as_long_as_it_may() {
-        const FILE: u64 = 64 << 20;
-        let file = FileTier::new(Box::new(Sink), FILE, &TierKey::new([7; 32]), FILE_LEVEL);
+    /// A disk that always fails, until it is repaired.
+    #[derive(Clone, Default)]
+    struct Broken(Arc<AtomicBool>);
+
+    impl FileBackend for Broken {
+        fn read_at(&self, _offset: u64, _buffer: &mut [u8]) -> io::Result<()> {
+            Err(io::Error::other("EIO"))
+        }
+
+        fn write_at(&self, _offset: u64, _data: &[u8]) -> io::Result<()> {
+            let is_repaired = self.0.load(Ordering::Relaxed);
+            is_repaired
+                .then_some(())
+                .ok_or_else(|| io::Error::other("EIO"))
+        }
+    }
+
+    /// A group with a limit of 16 MiB and a swap file.
+    fn group(backend: impl FileBackend + 'static, bytes: u64) -> Group {
+        let file = FileTier::new(Box::new(backend), bytes, &TierKey::new([7; 32]), FILE_LEVEL);
         let file = Arc::new(file.unwrap());
         let config = SwapConfig {
             pool_capacity_pages: 1 << 16,
@@ -531,14 +576,82 @@ mod tests {
             file: Some(file),
             ..Outlets::default()
         };
-        let group = Group::new((limit, Floor::default()), swap, outlets);
-        let (mut random, mut scratch) = (Random::new(7), Scratch::new());
-        let swap = &group.resources.swap;
-        while swap.pool_bytes() < 20 << 20 {
+        Group::new((limit, Floor::default()), swap, outlets)
+    }
+
+    /// Stores incompressible pages until the pool has so many bytes. Returns their slots.
+    fn fill(group: &Group, pool_bytes: u64, scratch: &mut Scratch) -> Vec<Slot> {
+        let (mut random, mut slots) = (Random::new(7), Vec::new());
+        while group.resources.swap.pool_bytes() < pool_bytes {
             let mut page: Page = [0; PAGE_SIZE];
             page.fill_with(|| random.next_word() as u8);
-            swap.store(&page, &mut scratch).unwrap();
+            slots.push(group.resources.swap.store(&page, scratch).unwrap());
         }
+        slots
+    }
+
+    /// Holds the limit until the file takes nothing more.
+    fn hold(group: &Group, scratch: &mut Scratch) {
+        let out = || group.resources.swap.usage().file_pages;
+        loop {
+            let before = out();
+            group.file_paused_until.store(0, Ordering::Relaxed);
+            group.hold_pool_limit(scratch, None);
+            if out() == before {
+                break;
+            }
+        }
+        group.hold_pool_limit(scratch, None);
+    }
+
+    #[test]
+    fn a_full_file_is_no_outlet_until_pages_leave_it() {
+        let group = group(Sink, (1 << 20) + 512);
+        let mut scratch = Scratch::new();
+        let slots = fill(&group, 12 << 20, &mut scratch);
+        let pays = || group.compression.pays(|| Some(4096));
+        group.hold_pool_limit(&mut scratch, None);
+        hold(&group, &mut scratch);
+        let usage = group.file.as_ref().unwrap().usage();
+        assert!(usage.used_bytes > 1 << 19 && usage.used_bytes < usage.size_bytes);
+        assert!(!pays());
+        group.resources.swap.release_bulk(&slots);
+        group.hold_pool_limit(&mut scratch, None);
+        assert!(pays());
+    }
+
+    #[test]
+    fn a_file_that_fails_is_no_outlet_until_a_write_succeeds() {
+        let disk = Broken::default();
+        let group = group(disk.clone(), 64 << 20);
+        let mut scratch = Scratch::new();
+        let slots = fill(&group, 12 << 20, &mut scratch);
+        let pays = || group.compression.pays(|| Some(4096));
+        hold(&group, &mut scratch);
+        assert!(!pays());
+        // There is nothing to write back now, which would find that the disk works again.
+        group.resources.swap.release_bulk(&slots);
+        group.probe_file();
+        assert!(group.file.as_ref().unwrap().is_failing());
+        disk.0.store(true, Ordering::Relaxed);
+        for _ in 0..100 {
+            group.file_paused_until.store(0, Ordering::Relaxed);
+            group.probe_file();
+        }
+        group.hold_pool_limit(&mut scratch, None);
+        assert!(pays());
+        let usage = group.file.as_ref().unwrap().usage();
+        assert_eq!(usage.used_bytes, 0);
+        assert!(usage.write_errors > 0);
+    }
+
+    /// A limit was lowered so far that much is to be written, and faults wait for the thread that writes.
+    #[test]
+    fn write_back_goes_on_for_as_long_as_it_may() {
+        let group = group(Sink, 64 << 20);
+        let mut scratch = Scratch::new();
+        fill(&group, 20 << 20, &mut scratch);
+        let swap = &group.resources.swap;
         let full = swap.pool_bytes();
         let steps = Cell::new(0);
         let two_steps = || steps.replace(steps.get() + 1) < 2;
