@@ -3,8 +3,9 @@
 //! With `O_DIRECT` a write has reached the device, or failed, when it returns; only then may the pool's
 //! copy of the page be freed. A write-back error of the page cache would come too late, and the page
 //! cache is not counted towards the limit. Some file systems accept the flag and still use the page
-//! cache, always or in some cases (ext4 with data journalling, btrfs with checksums). So `O_DSYNC` is
-//! added unless `statx` reports direct I/O, and used alone if `O_DIRECT` is refused.
+//! cache, always or in some cases (ext4 with data journalling, btrfs with checksums, f2fs for less than
+//! a block). So `O_DSYNC` is added unless `statx` reports direct I/O of sectors, and used alone if
+//! `O_DIRECT` is refused.
 //!
 //! Writes are synchronous, because compressing and encrypting a batch takes much longer than writing
 //! it, and no other thread waits for the write.
@@ -90,11 +91,21 @@ impl FileBackend for SwapFile {
     }
 }
 
-/// Whether statx reports direct I/O for the file (`STATX_DIOALIGN`).
+/// Whether statx reports direct I/O for the file (`STATX_DIOALIGN`), also for single sectors.
 fn is_direct(file: &File) -> bool {
     let asked = StatxFlags::DIOALIGN;
-    statx(file, c"", AtFlags::EMPTY_PATH, asked)
-        .is_ok_and(|found| found.stx_mask & asked.bits() != 0 && found.stx_dio_offset_align != 0)
+    statx(file, c"", AtFlags::EMPTY_PATH, asked).is_ok_and(|found| {
+        found.stx_mask & asked.bits() != 0
+            && are_direct(found.stx_dio_offset_align, found.stx_dio_mem_align)
+    })
+}
+
+/// Whether our transfers are direct where statx reports this alignment: of whole sectors, from buffers
+/// that [`SwapFile::with_buffer`] aligns to a page. 0 is a file without direct I/O; where it is a block, f2fs
+/// silently uses the page cache.
+fn are_direct(offset_align: u32, memory_align: u32) -> bool {
+    let fits = |align: u32, ours: usize| align != 0 && (ours as u64).is_multiple_of(align.into());
+    fits(offset_align, FileTier::SECTOR) && fits(memory_align, PAGE_SIZE)
 }
 
 /// A page-aligned buffer.
@@ -176,6 +187,23 @@ mod tests {
             // rustix takes more than this flag for it.
             let waits = fcntl_getfl(&file.file).unwrap().bits() & libc::O_DSYNC as u32 != 0;
             assert!(waits || is_direct(&file.file), "{}", folder.display());
+        }
+    }
+
+    #[test]
+    fn sectors_are_written_directly_where_the_alignment_allows_it() {
+        for (offset, memory, is_direct) in [
+            (512, 512, true),
+            (512, 4, true),
+            (1, 1, true),
+            (512, 4096, true),
+            (0, 0, false),
+            (4096, 4096, false),
+            (4096, 512, false),
+            (1024, 512, false),
+            (512, 8192, false),
+        ] {
+            assert_eq!(are_direct(offset, memory), is_direct, "{offset} {memory}");
         }
     }
 
