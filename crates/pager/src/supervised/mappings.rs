@@ -44,6 +44,14 @@ struct Count {
     stored_bytes: u64,
 }
 
+impl Count {
+    /// What all that is out takes, if the rest takes as much each as those of which the size is known.
+    fn estimate(&self) -> u64 {
+        let all = u128::from(self.stored_bytes) * u128::from(self.out);
+        u64::try_from(all / u128::from(self.sized.max(1))).unwrap_or(u64::MAX)
+    }
+}
+
 impl AddressSpace {
     /// The mappings that memfold may page out, those with the most pages first. Parts that differ in name
     /// or registration alone are one.
@@ -65,13 +73,12 @@ impl AddressSpace {
         for range in ranges {
             let present = self.present(range)?.pages();
             let count = self.count(range)?;
-            let stored = count.stored_bytes * count.out / count.sized.max(1);
             found.push(MappingUsage {
                 start: range.start.address(),
                 end: range.end.address(),
                 resident_bytes: bytes(present + count.staged),
                 out_bytes: bytes(count.out),
-                stored_bytes: stored,
+                stored_bytes: count.estimate(),
             });
         }
         found.sort_by_key(|one| std::cmp::Reverse(one.resident_bytes + one.out_bytes));
@@ -134,5 +141,18 @@ mod tests {
     fn what_registration_split_is_one_mapping_again() {
         let parts = [range(1, 4), range(4, 9), range(10, 12)];
         assert_eq!(joined(parts.into_iter()), [range(1, 9), range(10, 12)]);
+    }
+
+    #[test]
+    fn the_size_of_what_is_out_is_estimated_from_a_sample() {
+        let out = 1 << 30;
+        let count = Count {
+            staged: 0,
+            out,
+            sized: out / SIZED,
+            stored_bytes: out / SIZED * 4096,
+        };
+        assert_eq!(count.estimate(), out * 4096);
+        assert_eq!(Count::default().estimate(), 0);
     }
 }
