@@ -12,6 +12,7 @@ use std::{
 
 use memfold_swap::{Batch, BatchId, Place, RemoteBackend, RemoteError, RemoteTier, Removal};
 use redis::{Cmd, Value, cmd};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::{
     address::Server,
@@ -485,6 +486,12 @@ impl RemoteBackend for Store {
 
     fn now(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    fn time_of_store(&self) -> Duration {
+        let time = clock_gettime(ClockId::Boottime);
+        // The kernel gives neither below 0 here.
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
     }
 
     fn sleep(&self, duration: Duration) {

@@ -112,7 +112,7 @@ impl RemoteTier {
 
     /// A tier in the store behind `backend`.
     pub fn new(backend: Box<dyn RemoteBackend>, key: &TierKey, config: RemoteConfig) -> Self {
-        let renewal = Renewal::new(backend.now() + config.renew_every);
+        let renewal = Renewal::new(backend.time_of_store() + config.renew_every);
         Self {
             backend,
             records: RecordCodec::new(TierKind::Remote, key, config.level),

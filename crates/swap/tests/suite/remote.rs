@@ -358,6 +358,21 @@ fn a_clean_end_removes_everything() {
     world.space.release_bulk(&slots);
 }
 
+/// A laptop that sleeps now and then: the store's clock goes on.
+#[test]
+fn pages_do_not_expire_while_this_machine_is_suspended() {
+    let mut world = World::new(File::None);
+    let stored = world.fill(1..200);
+    world.write_back();
+    for _ in 0..10 {
+        world.store.suspend(TIME_TO_LIVE / 3);
+        world.store.pass(Duration::from_secs(1));
+        assert!(world.tier.maintain(&|| false));
+    }
+    world.assert_all_right(&stored);
+    world.end(&stored);
+}
+
 /// A store whose acknowledgements wait until they are let go.
 #[derive(Clone)]
 struct Held {

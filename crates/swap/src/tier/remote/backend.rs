@@ -134,8 +134,15 @@ pub trait RemoteBackend: Send + Sync {
     /// Renews the time to live of batches; `false` for one that the store no longer has.
     fn renew(&self, batches: &[BatchId]) -> Vec<Result<bool, RemoteError>>;
 
-    /// The time since some moment.
+    /// The time since some moment, without those in which this machine is suspended: what a load waits for
+    /// the store is counted in it.
     fn now(&self) -> Duration;
+
+    /// The time since some moment. It goes on while this machine is suspended, as times to live do in the
+    /// store.
+    fn time_of_store(&self) -> Duration {
+        self.now()
+    }
 
     /// Sleeps.
     fn sleep(&self, duration: Duration);

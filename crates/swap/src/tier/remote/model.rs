@@ -40,6 +40,7 @@ pub enum ModelFault {
 #[derive(Debug, Default)]
 struct State {
     now: Duration,
+    suspended: Duration,
     time_to_live: Option<Duration>,
     batches: BTreeMap<u64, Stored>,
     /// How many calls to come fail so.
@@ -87,6 +88,13 @@ impl ModelStore {
         lock(&self.0).pass(time);
     }
 
+    /// Lets time pass in which the store's client is suspended.
+    pub fn suspend(&self, time: Duration) {
+        let mut state = lock(&self.0);
+        state.suspended += time;
+        state.pass(Duration::ZERO);
+    }
+
     /// Loses everything, as a server that restarts empty.
     pub fn flush(&self) {
         lock(&self.0).batches.clear();
@@ -121,13 +129,14 @@ impl State {
 
     fn pass(&mut self, time: Duration) {
         self.now += time;
-        let now = self.now;
+        let now = self.now + self.suspended;
         let lives = |one: &Stored| one.expires.is_none_or(|expires| now < expires);
         self.batches.retain(|_, one| lives(one));
     }
 
     fn expires(&self) -> Option<Duration> {
-        self.time_to_live.map(|lives| self.now + lives)
+        self.time_to_live
+            .map(|lives| self.now + self.suspended + lives)
     }
 
     fn put(&mut self, batch: &Batch) -> Result<(), RemoteError> {
@@ -231,6 +240,11 @@ impl RemoteBackend for ModelStore {
 
     fn now(&self) -> Duration {
         lock(&self.0).now
+    }
+
+    fn time_of_store(&self) -> Duration {
+        let state = lock(&self.0);
+        state.now + state.suspended
     }
 
     fn sleep(&self, duration: Duration) {

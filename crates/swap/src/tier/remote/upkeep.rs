@@ -18,7 +18,7 @@ const AT_ONCE: usize = 512;
 /// Renewals of the time to live.
 #[derive(Debug)]
 pub(super) struct Renewal {
-    /// When all batches are renewed next.
+    /// When all batches are renewed next, by [`time_of_store`](super::RemoteBackend::time_of_store).
     due: Duration,
     /// Those of the last round that could not be renewed.
     failed: Vec<BatchId>,
@@ -77,13 +77,13 @@ impl RemoteTier {
     }
 
     fn is_renewal_due(&self) -> bool {
-        self.backend.now() >= lock(&self.renewal).due
+        self.backend.time_of_store() >= lock(&self.renewal).due
     }
 
     /// Renews all batches if that is due, else those that could not be renewed then.
     fn renew(&self, is_over: &dyn Fn() -> bool) -> bool {
         let mut renewal = lock(&self.renewal);
-        let now = self.backend.now();
+        let now = self.backend.time_of_store();
         let batches = if now < renewal.due {
             std::mem::take(&mut renewal.failed)
         } else {
