@@ -486,12 +486,14 @@ impl<S: PageSource> SwapSpace<S> {
         self.pool.resident_bytes() as u64
     }
 
-    /// Bytes of swap tables and of the records of the space and the pool. Loads a few counters.
+    /// Bytes of swap tables and of the records of the space, its tiers and the pool. Loads a few counters.
     pub fn metadata_bytes(&self) -> u64 {
         let heap =
             self.overflow.heap_bytes() + self.counters.heap_bytes() + self.pool.metadata_bytes();
         let lists = self.allocator.heap_bytes() + self.blocks.heap_bytes();
-        self.table_bytes() + lists + heap as u64
+        let tiers = self.tiers.iter().flatten();
+        let records: u64 = tiers.map(|tier| tier.metadata_bytes()).sum();
+        self.table_bytes() + lists + heap as u64 + records
     }
 
     /// Bytes of swap tables, annexes and cluster records: mostly 8 for each slot. Loads one

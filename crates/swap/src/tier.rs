@@ -137,6 +137,11 @@ pub trait Tier: Send + Sync {
     /// Bytes of storage of the page at `location`.
     fn bytes(&self, location: Location) -> u64;
 
+    /// Bytes of memory that the tier takes to know what it has where. Loads a few counters.
+    fn metadata_bytes(&self) -> u64 {
+        0
+    }
+
     /// Stores several pages, and appends the outcome of each to `out`, in order. To be overridden
     /// where one large write is cheaper than many small ones.
     fn store_batch(
@@ -238,6 +243,10 @@ impl<T: Tier + ?Sized> Tier for Arc<T> {
 
     fn bytes(&self, location: Location) -> u64 {
         (**self).bytes(location)
+    }
+
+    fn metadata_bytes(&self) -> u64 {
+        (**self).metadata_bytes()
     }
 
     fn store_batch(

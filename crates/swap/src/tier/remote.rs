@@ -87,6 +87,8 @@ pub struct RemoteTier {
     /// Where a copy of each page is kept.
     copies: OnceLock<Arc<FileTier>>,
     batches: Mutex<Batches>,
+    /// What they take, read without their lock.
+    batches_bytes: AtomicU64,
     ahead: Mutex<Ahead>,
     health: Health,
     renewal: Mutex<Renewal>,
@@ -119,6 +121,7 @@ impl RemoteTier {
             config,
             copies: OnceLock::new(),
             batches: Mutex::default(),
+            batches_bytes: AtomicU64::new(0),
             ahead: Mutex::default(),
             health: Health::default(),
             renewal: Mutex::new(renewal),
@@ -204,6 +207,11 @@ impl RemoteTier {
         placed.into_iter().map(|one| one.and_then(copy)).collect()
     }
 
+    fn publish_bytes(&self, batches: &Batches) {
+        self.batches_bytes
+            .store(batches.heap_bytes() as u64, Relaxed);
+    }
+
     fn free_copies(&self, copies: impl Iterator<Item = FileCopy>) {
         if let Some(file) = self.copies.get() {
             let mut locations: Vec<_> = copies.map(|(location, _)| location).collect();
@@ -238,12 +246,17 @@ impl RemoteTier {
         for ((batch, pages), outcome) in batches.iter().zip(sent).zip(outcomes) {
             self.health.note_store(outcome, now);
             let copies = pages.iter().filter_map(|(.., copy)| *copy);
-            let is_noted = match outcome {
-                Ok(()) => lock(&self.batches).add(batch.id, pages.len(), copies.clone().collect()),
-                Err(_) => {
-                    lock(&self.batches).abandon(batch.id);
-                    false
-                }
+            let is_noted = {
+                let mut batches = lock(&self.batches);
+                let is_noted = match outcome {
+                    Ok(()) => batches.add(batch.id, pages.len(), copies.clone().collect()),
+                    Err(_) => {
+                        batches.abandon(batch.id);
+                        false
+                    }
+                };
+                self.publish_bytes(&batches);
+                is_noted
             };
             let reason = match outcome {
                 Ok(()) if is_noted => {
@@ -491,12 +504,17 @@ impl Tier for RemoteTier {
             for &location in &*locations {
                 copies.extend(batches.free(Place::of(location)));
             }
+            self.publish_bytes(&batches);
         }
         self.free_copies(copies.into_iter());
     }
 
     fn bytes(&self, location: Location) -> u64 {
         (units(location) * UNIT) as u64
+    }
+
+    fn metadata_bytes(&self) -> u64 {
+        self.batches_bytes.load(Relaxed)
     }
 
     fn may_wait(&self) -> bool {

@@ -358,6 +358,25 @@ fn a_clean_end_removes_everything() {
     world.space.release_bulk(&slots);
 }
 
+/// With copies, and few pages left of each batch.
+#[test]
+fn records_of_batches_are_metadata() {
+    let mut world = World::new(File::Copies);
+    let before = world.space.usage().metadata_bytes;
+    let stored = world.fill(1..64 * 100);
+    world.write_back();
+    let with_copies = world.space.usage().metadata_bytes - before;
+    assert!(with_copies > 16 * stored.len() as u64, "{with_copies}");
+    let (kept, gone): (Vec<_>, Vec<_>) = stored.into_iter().partition(|(_, seed)| seed % 64 == 0);
+    let gone: Vec<_> = gone.iter().map(|(slot, _)| *slot).collect();
+    let whole = world.space.usage().metadata_bytes;
+    world.space.release_bulk(&gone);
+    let freed = whole - world.space.usage().metadata_bytes;
+    assert!(freed > 12 * gone.len() as u64, "{freed}");
+    world.assert_all_right(&kept);
+    world.end(&kept);
+}
+
 /// A laptop that sleeps now and then: the store's clock goes on.
 #[test]
 fn pages_do_not_expire_while_this_machine_is_suspended() {

@@ -10,6 +10,10 @@ use crate::{
 /// The most abandoned batches remembered. More leave less to the time to live.
 const ABANDONED: usize = 1 << 16;
 
+/// The table of batches keeps room for so many, and for four times those it has. More takes more memory after
+/// many have gone.
+const MOST_SPARE: usize = 1024;
+
 /// A copy of a page in the file: its location and annex word.
 pub(super) type FileCopy = (Location, u64);
 
@@ -19,10 +23,35 @@ struct Record {
     live: u64,
     /// A bit for each page that is freed and not yet removed from the store.
     freed: u64,
-    /// By index; empty if no copies are kept.
+    /// A bit for each page with a copy in `copies`, those in use among them; none if no copies are kept.
+    copied: u64,
     copies: Box<[FileCopy]>,
     /// The store no longer has it.
     is_lost: bool,
+}
+
+impl Record {
+    fn copy(&self, index: u8) -> Option<FileCopy> {
+        let bit = 1 << index;
+        let before = (self.copied & (bit - 1)).count_ones();
+        let has = self.copied & bit != 0;
+        has.then(|| self.copies[before as usize])
+    }
+
+    /// Forgets the copies of pages that are no longer in use, once these are half of them.
+    fn shrink_copies(&mut self) {
+        let kept = self.copied & self.live;
+        if self.copied == 0 || kept.count_ones() > self.copied.count_ones() / 2 {
+            return;
+        }
+        let indices = (0..u64::BITS as u8).filter(|index| kept >> index & 1 == 1);
+        let copies = indices.filter_map(|index| self.copy(index)).collect();
+        (self.copies, self.copied) = (copies, kept);
+    }
+
+    fn heap_bytes(&self) -> usize {
+        size_of_val(&*self.copies)
+    }
 }
 
 /// What is known of each batch in the store.
@@ -30,6 +59,8 @@ struct Record {
 pub(super) struct Batches {
     next: u64,
     records: HashMap<u64, Record>,
+    /// Bytes of the copies' lists.
+    copies_bytes: usize,
     /// Batches with something to remove, each once.
     to_remove: VecDeque<u64>,
     /// The last abandoned batches. Each may still arrive after it was removed, so it is removed once
@@ -67,12 +98,15 @@ impl Batches {
         if self.has_arrived_late(batch) {
             return false;
         }
+        let live = u64::MAX >> (u64::BITS as usize - pages);
         let record = Record {
-            live: u64::MAX >> (u64::BITS as usize - pages),
+            live,
             freed: 0,
+            copied: if copies.is_empty() { 0 } else { live },
             copies,
             is_lost: false,
         };
+        self.copies_bytes += record.heap_bytes();
         self.records.insert(batch.into_raw(), record);
         true
     }
@@ -93,6 +127,7 @@ impl Batches {
         let record = Record {
             live: 0,
             freed: u64::MAX,
+            copied: 0,
             copies: Box::default(),
             is_lost: false,
         };
@@ -106,8 +141,7 @@ impl Batches {
 
     /// The copy of a page in the file, if one is kept.
     pub(super) fn copy(&self, place: Place) -> Option<FileCopy> {
-        let record = self.records.get(&place.batch.into_raw())?;
-        record.copies.get(usize::from(place.index)).copied()
+        self.records.get(&place.batch.into_raw())?.copy(place.index)
     }
 
     /// Frees a page, which is removed from the store later. Returns its copy in the file. No effect once
@@ -132,7 +166,11 @@ impl Batches {
             self.to_remove.push_back(number);
         }
         record.freed |= bit;
-        record.copies.get(usize::from(place.index)).copied()
+        let copy = record.copy(place.index);
+        self.copies_bytes -= record.heap_bytes();
+        record.shrink_copies();
+        self.copies_bytes += record.heap_bytes();
+        copy
     }
 
     /// Takes up to `most` removals. Each must be [confirmed](Self::removed) or
@@ -153,7 +191,7 @@ impl Batches {
     pub(super) fn removed(&mut self, removal: Removal) {
         let number = removal.batch.into_raw();
         let Some(pages) = removal.pages else {
-            self.records.remove(&number);
+            self.forget(number);
             return;
         };
         if let Some(record) = self.records.get_mut(&number) {
@@ -164,9 +202,27 @@ impl Batches {
         }
     }
 
+    /// Forgets a batch of which no page is in use.
+    fn forget(&mut self, number: u64) {
+        if let Some(record) = self.records.remove(&number) {
+            self.copies_bytes -= record.heap_bytes();
+        }
+        if self.records.capacity() > MOST_SPARE + 4 * self.records.len() {
+            self.records.shrink_to(2 * self.records.len());
+        }
+    }
+
     /// Notes that the store may not have removed it.
     pub(super) fn not_removed(&mut self, removal: Removal) {
         self.to_remove.push_back(removal.batch.into_raw());
+    }
+
+    /// Bytes of the heap that this takes.
+    pub(super) fn heap_bytes(&self) -> usize {
+        // A table has a byte more for each entry.
+        let entry = size_of::<(u64, Record)>() + 1;
+        let queues = self.to_remove.capacity() + self.abandoned.capacity();
+        self.records.capacity() * entry + queues * size_of::<u64>() + self.copies_bytes
     }
 
     /// Batches with something to remove.
@@ -194,6 +250,7 @@ impl Batches {
     /// Forgets all batches, which are to be removed whole.
     pub(super) fn take_all(&mut self) -> Vec<Removal> {
         self.is_over = true;
+        self.copies_bytes = 0;
         self.to_remove.clear();
         let records = self.records.drain().map(|(number, _)| number);
         let mut all: Vec<_> = records.chain(self.abandoned.drain(..)).collect();
@@ -212,6 +269,41 @@ impl Batches {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "minutes: a hundred thousand pages")]
+    fn copies_of_freed_pages_take_no_memory() {
+        let mut batches = Batches::default();
+        let copy = |index: u8| (Location::from_raw(index.into()), 100 + u64::from(index));
+        let ids: Vec<_> = (0..1700)
+            .map(|_| {
+                let id = batches.number().unwrap();
+                assert!(batches.add(id, 64, (0..64).map(copy).collect()));
+                id
+            })
+            .collect();
+        let full = batches.heap_bytes();
+        assert!(full >= ids.len() * 64 * size_of::<FileCopy>());
+        for (kept, &batch) in ids.iter().enumerate() {
+            for index in (0..64).filter(|index| usize::from(*index) != kept % 64) {
+                let place = Place { batch, index };
+                assert_eq!(batches.copy(place), Some(copy(index)));
+                assert_eq!(batches.free(place), Some(copy(index)));
+            }
+            let index = (kept % 64) as u8;
+            assert_eq!(batches.copy(Place { batch, index }), Some(copy(index)));
+        }
+        let left = batches.heap_bytes();
+        assert!(left <= 128 * ids.len(), "{left}");
+        for (kept, &batch) in ids.iter().enumerate() {
+            let index = (kept % 64) as u8;
+            assert_eq!(batches.free(Place { batch, index }), Some(copy(index)));
+        }
+        let removals = batches.removals(usize::MAX);
+        removals.into_iter().for_each(|one| batches.removed(one));
+        assert_eq!(batches.copies_bytes, 0);
+        assert!(batches.heap_bytes() < full / 16);
+    }
 
     #[test]
     fn what_is_under_way_at_the_end_is_waited_for_and_removed() {

@@ -72,6 +72,7 @@ impl RemoteTier {
                 }
             }
         }
+        self.publish_bytes(&batches);
         self.counters.retries.fetch_add(failed, Relaxed);
         failed == 0
     }
