@@ -103,6 +103,7 @@ impl RemoteStore {
         config.level = LEVEL;
         config.patience = options.patience;
         config.renew_every = options.time_to_live / RENEWALS;
+        config.time_to_live = options.time_to_live;
         let tier = Arc::new(RemoteTier::new(Box::new(store), &key, config));
         let name = options.address.to_string();
         let keeper = Keeper::start(Arc::clone(&tier), name, options.patience)?;

@@ -207,6 +207,12 @@ impl RemoteTier {
         placed.into_iter().map(|one| one.and_then(copy)).collect()
     }
 
+    /// When the store has forgotten what is not renewed from now on. What is under way to it may still arrive,
+    /// such as a renewal.
+    fn expires(&self) -> Duration {
+        self.backend.time_of_store() + self.config.time_to_live + self.config.renew_every
+    }
+
     fn publish_bytes(&self, batches: &Batches) {
         self.batches_bytes
             .store(batches.heap_bytes() as u64, Relaxed);
@@ -251,7 +257,7 @@ impl RemoteTier {
                 let is_noted = match outcome {
                     Ok(()) => batches.add(batch.id, pages.len(), copies.clone().collect()),
                     Err(_) => {
-                        batches.abandon(batch.id);
+                        batches.abandon(batch.id, self.expires());
                         false
                     }
                 };
@@ -499,10 +505,11 @@ impl Tier for RemoteTier {
 
     fn free(&self, locations: &mut [Location]) {
         let mut copies = Vec::new();
+        let expires = self.expires();
         {
             let mut batches = lock(&self.batches);
             for &location in &*locations {
-                copies.extend(batches.free(Place::of(location)));
+                copies.extend(batches.free(Place::of(location), expires));
             }
             self.publish_bytes(&batches);
         }

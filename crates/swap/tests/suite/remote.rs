@@ -55,6 +55,7 @@ impl World {
         let mut remote = RemoteConfig::default();
         remote.patience = Duration::from_secs(60);
         remote.renew_every = TIME_TO_LIVE / 4;
+        remote.time_to_live = TIME_TO_LIVE;
         let mut space = SwapSpace::new(HeapSource::new(), config()).unwrap();
         let (mut copies, key) = (None, TierKey::new([9; 32]));
         let memory = MemoryFile::default();
@@ -377,6 +378,35 @@ fn records_of_batches_are_metadata() {
     world.end(&kept);
 }
 
+/// Such as one whose user may not use `UNLINK`.
+#[test]
+fn what_a_store_refuses_to_remove_is_forgotten_once_it_has_expired() {
+    let store = ModelStore::new(Some(TIME_TO_LIVE));
+    let mut config = RemoteConfig::default();
+    config.time_to_live = TIME_TO_LIVE;
+    config.renew_every = TIME_TO_LIVE / 4;
+    let tier = RemoteTier::new(Box::new(store.clone()), &TierKey::new([9; 32]), config);
+    store.arm(ModelFault::RemoveLost, u64::MAX);
+    let mut scratch = Scratch::new();
+    let mut bytes = Vec::new();
+    for _ in 0..60 {
+        // A batch each.
+        let placed = (0..200).map(|_| tier.store(Slot::from_raw(1), &text(1), &mut scratch));
+        let location = |placed| match placed {
+            Ok(Placed::WithAnnex(location, _)) => location,
+            other => panic!("{other:?}"),
+        };
+        let mut locations: Vec<_> = placed.map(location).collect();
+        tier.free(&mut locations);
+        assert!(!tier.maintain(&|| false));
+        store.pass(TIME_TO_LIVE / 5);
+        bytes.push(tier.metadata_bytes());
+    }
+    assert!(bytes[59] <= bytes[19], "{bytes:?}");
+    store.disarm();
+    assert!(tier.maintain(&|| false));
+}
+
 /// A laptop that sleeps now and then: the store's clock goes on.
 #[test]
 fn pages_do_not_expire_while_this_machine_is_suspended() {
@@ -492,6 +522,7 @@ fn removals_hold_up_neither_renewals_nor_the_end() {
     let backend = Slow(ModelStore::new(Some(Duration::from_secs(10))));
     let mut config = RemoteConfig::default();
     config.renew_every = Duration::from_millis(2500);
+    config.time_to_live = Duration::from_secs(10);
     let tier = RemoteTier::new(Box::new(backend.clone()), &TierKey::new([9; 32]), config);
     let mut scratch = Scratch::new();
     let mut store = |number| {

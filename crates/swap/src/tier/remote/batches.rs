@@ -1,6 +1,9 @@
 //! The batches in the store.
 
-use std::collections::{HashMap, VecDeque};
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
 
 use crate::{
     entry::Location,
@@ -28,9 +31,15 @@ struct Record {
     copies: Box<[FileCopy]>,
     /// The store no longer has it.
     is_lost: bool,
+    /// When the store has forgotten it by itself if no page is in use, in seconds.
+    expires: u32,
 }
 
 impl Record {
+    fn has_expired(&self, now: Duration) -> bool {
+        self.live == 0 && now.as_secs() > self.expires.into()
+    }
+
     fn copy(&self, index: u8) -> Option<FileCopy> {
         let bit = 1 << index;
         let before = (self.copied & (bit - 1)).count_ones();
@@ -74,6 +83,10 @@ pub(super) struct Batches {
     late: Vec<u64>,
 }
 
+fn seconds(time: Duration) -> u32 {
+    time.as_secs().try_into().unwrap_or(u32::MAX)
+}
+
 fn whole(number: u64) -> Removal {
     Removal {
         batch: BatchId::from_raw(number),
@@ -105,6 +118,7 @@ impl Batches {
             copied: if copies.is_empty() { 0 } else { live },
             copies,
             is_lost: false,
+            expires: u32::MAX,
         };
         self.copies_bytes += record.heap_bytes();
         self.records.insert(batch.into_raw(), record);
@@ -119,8 +133,8 @@ impl Batches {
         self.is_over
     }
 
-    /// Notes a batch that may be in the store although it was not acknowledged.
-    pub(super) fn abandon(&mut self, batch: BatchId) {
+    /// Notes a batch that may be in the store, until it `expires`, although it was not acknowledged.
+    pub(super) fn abandon(&mut self, batch: BatchId, expires: Duration) {
         if self.has_arrived_late(batch) {
             return;
         }
@@ -130,6 +144,7 @@ impl Batches {
             copied: 0,
             copies: Box::default(),
             is_lost: false,
+            expires: seconds(expires),
         };
         self.records.insert(batch.into_raw(), record);
         self.to_remove.push_back(batch.into_raw());
@@ -144,13 +159,13 @@ impl Batches {
         self.records.get(&place.batch.into_raw())?.copy(place.index)
     }
 
-    /// Frees a page, which is removed from the store later. Returns its copy in the file. No effect once
-    /// all are forgotten.
+    /// Frees a page, which is removed from the store later; if it is the last of its batch, this `expires`
+    /// there by itself. Returns its copy in the file. No effect once all are forgotten.
     ///
     /// # Panics
     ///
     /// If there is no such page: an entry was invalid.
-    pub(super) fn free(&mut self, place: Place) -> Option<FileCopy> {
+    pub(super) fn free(&mut self, place: Place, expires: Duration) -> Option<FileCopy> {
         let number = place.batch.into_raw();
         let bit = 1 << place.index;
         if self.is_over {
@@ -162,6 +177,9 @@ impl Batches {
             .filter(|record| record.live & bit != 0)
             .unwrap_or_else(|| panic!("page {place:?} of the remote tier is not in use"));
         record.live &= !bit;
+        if record.live == 0 {
+            record.expires = seconds(expires);
+        }
         if record.freed == 0 {
             self.to_remove.push_back(number);
         }
@@ -215,6 +233,19 @@ impl Batches {
     /// Notes that the store may not have removed it.
     pub(super) fn not_removed(&mut self, removal: Removal) {
         self.to_remove.push_back(removal.batch.into_raw());
+    }
+
+    /// Looks at `count` batches with something to remove, and forgets those that the store has forgotten.
+    pub(super) fn forget_expired(&mut self, count: usize, now: Duration) {
+        for _ in 0..count.min(self.to_remove.len()) {
+            let Some(number) = self.to_remove.pop_front() else {
+                return;
+            };
+            match self.records.get(&number) {
+                Some(record) if !record.has_expired(now) => self.to_remove.push_back(number),
+                _ => self.forget(number),
+            }
+        }
     }
 
     /// Bytes of the heap that this takes.
@@ -288,7 +319,7 @@ mod tests {
             for index in (0..64).filter(|index| usize::from(*index) != kept % 64) {
                 let place = Place { batch, index };
                 assert_eq!(batches.copy(place), Some(copy(index)));
-                assert_eq!(batches.free(place), Some(copy(index)));
+                assert_eq!(batches.free(place, Duration::ZERO), Some(copy(index)));
             }
             let index = (kept % 64) as u8;
             assert_eq!(batches.copy(Place { batch, index }), Some(copy(index)));
@@ -297,7 +328,10 @@ mod tests {
         assert!(left <= 128 * ids.len(), "{left}");
         for (kept, &batch) in ids.iter().enumerate() {
             let index = (kept % 64) as u8;
-            assert_eq!(batches.free(Place { batch, index }), Some(copy(index)));
+            assert_eq!(
+                batches.free(Place { batch, index }, Duration::ZERO),
+                Some(copy(index))
+            );
         }
         let removals = batches.removals(usize::MAX);
         removals.into_iter().for_each(|one| batches.removed(one));
@@ -317,7 +351,7 @@ mod tests {
         assert_eq!(batches.take_late(), Some(Vec::new()));
         assert!(!batches.add(late, 3, Box::default()));
         assert_eq!(batches.take_late(), Some(vec![whole(late.into_raw())]));
-        batches.abandon(lost);
+        batches.abandon(lost, Duration::ZERO);
         assert_eq!(batches.take_late(), Some(vec![whole(lost.into_raw())]));
         assert_eq!(batches.take_late(), None);
     }

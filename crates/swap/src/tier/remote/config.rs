@@ -14,6 +14,8 @@ pub struct RemoteConfig {
     pub patience: Duration,
     /// The interval at which the time to live of all batches is renewed: a fraction of that time.
     pub renew_every: Duration,
+    /// That time.
+    pub time_to_live: Duration,
 }
 
 impl Default for RemoteConfig {
@@ -22,6 +24,7 @@ impl Default for RemoteConfig {
             level: 1,
             patience: Duration::from_secs(60),
             renew_every: Duration::from_secs(15 * 60),
+            time_to_live: Duration::from_secs(60 * 60),
         }
     }
 }

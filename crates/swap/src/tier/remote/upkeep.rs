@@ -15,6 +15,10 @@ use crate::sync::{atomic::Ordering::Relaxed, lock};
 /// Batches of one call to the backend. More make fewer round trips, and each takes longer.
 const AT_ONCE: usize = 512;
 
+/// After a removal that failed, so many times `AT_ONCE` batches are looked at for those that have expired. More follow a
+/// faster growing number of them.
+const LOOKS: usize = 32;
+
 /// Renewals of the time to live.
 #[derive(Debug)]
 pub(super) struct Renewal {
@@ -51,6 +55,7 @@ impl RemoteTier {
             let count = AT_ONCE.min(left);
             left -= count;
             if !self.remove_some(count) {
+                self.forget_expired();
                 return false;
             }
         }
@@ -75,6 +80,15 @@ impl RemoteTier {
         self.publish_bytes(&batches);
         self.counters.retries.fetch_add(failed, Relaxed);
         failed == 0
+    }
+
+    /// Forgets batches that could not be removed, once their time to live is over: a store may refuse all removals.
+    fn forget_expired(&self) {
+        let now = self.backend.time_of_store();
+        for _ in 0..LOOKS {
+            lock(&self.batches).forget_expired(AT_ONCE, now);
+        }
+        self.publish_bytes(&lock(&self.batches));
     }
 
     fn is_renewal_due(&self) -> bool {
