@@ -1,10 +1,11 @@
 //! Work that another process can hold up for as long as it likes: a read of its memory or of its
 //! executable waits for the FUSE server that it chose.
 
+use crate::privilege;
 use crate::process::{own_user, proc_text, stat_field};
 use crate::thread::{self, Standing};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
 /// Threads that may be waiting past their deadline at the same time; each keeps its stack. With more, nothing of the kind is
@@ -54,18 +55,27 @@ const MOST: u32 = 20;
 type Job = Box<dyn FnOnce() + Send>;
 
 /// Threads that wait for work: to start one for each read of a starting program would cost more than the
-/// read. A thread that works past its deadline does not come back.
-static IDLE: Mutex<Vec<mpsc::Sender<Job>>> = Mutex::new(Vec::new());
+/// read. A thread that works past its deadline does not come back. A thread inherits the capabilities of its
+/// starter: those without any (the second) are for callers without any, and the others never are.
+static IDLE: [Mutex<Vec<mpsc::Sender<Job>>>; 2] = [Mutex::new(Vec::new()), Mutex::new(Vec::new())];
 
-/// A thread that runs jobs until its sender is dropped.
-fn worker() -> Option<mpsc::Sender<Job>> {
-    let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-    idle.or_else(|| {
+/// Those for callers that gave the capabilities of memfold's file up, or did not.
+fn idle(given_up: bool) -> MutexGuard<'static, Vec<mpsc::Sender<Job>>> {
+    let idle = &IDLE[usize::from(given_up)];
+    idle.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A thread that runs jobs until its sender is dropped, for a calling thread that gave capabilities up or did not.
+fn worker(given_up: bool) -> Option<mpsc::Sender<Job>> {
+    let known = idle(given_up).pop();
+    known.or_else(|| {
         let (sender, jobs) = mpsc::channel::<Job>();
         let started = std::thread::Builder::new()
             .name("deadline".into())
             .stack_size(64 << 10)
             .spawn(move || {
+                // It outlives what its starter raised them for.
+                privilege::lower_in_thread();
                 // What is read within a deadline takes microseconds: on a busy machine the wait would be for a CPU.
                 thread::set_standing(thread::current_id(), Standing::Before);
                 jobs.into_iter().for_each(|job| job());
@@ -83,7 +93,8 @@ fn is_runnable(thread: u32) -> bool {
 /// Runs `work`, which a process of `user` can hold up, in another thread and returns its result; `None` if the result is not
 /// there within `patience` (pauses of this process do not count, nor does, up to a bound, that the thread lacks a CPU), no
 /// thread can be had, or that user's processes hold up several others. The thread is left behind then and ends when its wait
-/// does.
+/// does. For `work`, capabilities of memfold's file are effective if they are in the calling thread, and there are none if that
+/// gave them up.
 pub fn within<T: Send + 'static>(
     user: u32,
     patience: Duration,
@@ -98,12 +109,18 @@ pub fn within<T: Send + 'static>(
     let of_thread = sides.clone();
     let working = Arc::new(AtomicU32::new(0));
     let begun = working.clone();
-    let worker = worker()?;
+    let given_up = privilege::are_given_up();
+    let worker = worker(given_up)?;
+    let is_raised = privilege::are_raised();
     let job = move || {
         // A hint: Relaxed.
         begun.store(thread::current_id(), Ordering::Relaxed);
+        let result = {
+            let _raised = is_raised.then(privilege::raised);
+            work()
+        };
         // Fails only past the deadline.
-        let _ = sender.send(work());
+        let _ = sender.send(result);
         if of_thread.fetch_add(1, Ordering::AcqRel) == 1 {
             note_overdue(user, false);
         }
@@ -119,8 +136,7 @@ pub fn within<T: Send + 'static>(
             note_overdue(user, false);
         }
     } else {
-        let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.push(worker);
+        idle(given_up).push(worker);
     }
     result
 }

@@ -67,6 +67,28 @@ pub fn give_up_in_thread() -> io::Result<()> {
     })
 }
 
+/// Makes the file's capabilities ineffective in the calling thread, whatever its starter had raised. Nothing where
+/// there are none.
+pub(crate) fn lower_in_thread() {
+    if LOWERED.load(Ordering::Relaxed)
+        && let Ok(sets) = get()
+    {
+        // The kernel takes capabilities away as readily as it did in `lower`.
+        let _ = set(with_effective(sets, CapabilitySet::empty()));
+    }
+}
+
+/// Whether the file's capabilities are effective in the calling thread.
+pub(crate) fn are_raised() -> bool {
+    LOWERED.load(Ordering::Relaxed) && get().is_ok_and(|sets| !sets.effective.is_empty())
+}
+
+/// Whether the calling thread, or a thread that it descends from, gave the file's capabilities up. Also where that
+/// cannot be told.
+pub(crate) fn are_given_up() -> bool {
+    LOWERED.load(Ordering::Relaxed) && get().ok().is_none_or(|sets| sets.permitted.is_empty())
+}
+
 fn with_effective(sets: CapabilitySets, effective: CapabilitySet) -> CapabilitySets {
     CapabilitySets { effective, ..sets }
 }
@@ -127,5 +149,50 @@ mod tests {
         drop(outer);
         assert_eq!(get().unwrap(), none);
         LOWERED.store(false, Ordering::Relaxed);
+    }
+
+    /// Says by its presence that this process runs one test alone.
+    const ALONE: &str = "MEMFOLD_TEST_CAPABILITIES_ALONE";
+
+    /// Threads that wait for work keep nothing of what another thread had raised, and have it for what such a one asks
+    /// for. Those who gave them up share no thread with others.
+    #[test]
+    fn capabilities_are_effective_within_a_deadline_as_for_the_caller() {
+        if std::env::var_os(ALONE).is_none() {
+            let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+            alone.args([
+                "--exact",
+                "privilege::tests::capabilities_are_effective_within_a_deadline_as_for_the_caller",
+            ]);
+            assert!(alone.env(ALONE, "").status().unwrap().success());
+            return;
+        }
+        let all = get().unwrap();
+        set(with_effective(all, CapabilitySet::empty())).unwrap();
+        LOWERED.store(true, Ordering::Relaxed);
+        let in_worker = || {
+            let look = || (crate::thread::current_id(), get().unwrap());
+            let patience = std::time::Duration::from_secs(10);
+            crate::deadline::within(crate::process::own_user(), patience, look).unwrap()
+        };
+        let of_given_up = || {
+            let look = || {
+                give_up_in_thread().unwrap();
+                in_worker().1.permitted
+            };
+            std::thread::scope(|scope| scope.spawn(look).join().unwrap())
+        };
+        assert_eq!(of_given_up(), CapabilitySet::empty());
+        let outer = raised();
+        let (worker, sets) = in_worker();
+        assert_eq!(sets.effective, all.permitted);
+        let status = std::fs::read_to_string(format!("/proc/self/task/{worker}/status")).unwrap();
+        let line = status.lines().find(|line| line.starts_with("CapEff:"));
+        assert_eq!(line, Some("CapEff:\t0000000000000000"));
+        drop(outer);
+        assert_eq!(in_worker().1.effective, CapabilitySet::empty());
+        let _outer = raised();
+        assert_eq!(in_worker().1.effective, all.permitted);
+        assert_eq!(of_given_up(), CapabilitySet::empty());
     }
 }
