@@ -230,7 +230,7 @@ pub(crate) fn admit_write(
     }
     let shares = space.fork.family.has_others(space);
     if shares && must_wait(group, space, fault, admission) {
-        return Resolution::Done;
+        return Resolution::Queued;
     }
     let page = fault.page;
     let window = if shares {

@@ -31,7 +31,7 @@ impl Fault {
 pub(crate) enum Resolution {
     /// The thread was woken, or is woken by the thread that claimed the page or by the reclaimer.
     Done,
-    /// It waits for another machine, in the queue of a thread that may, which records it.
+    /// It waits for room or for another machine, in the queue of a thread that records it once it is served.
     Queued,
     /// The kernel answered EAGAIN: read events, then serve the fault again.
     Retry,

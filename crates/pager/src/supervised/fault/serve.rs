@@ -90,7 +90,7 @@ impl FaultService {
                     // A resident page was most likely brought in meanwhile, and needs no room.
                     let needs_room = !matches!(state, PageState::Resident { .. });
                     if needs_room && must_wait(&self.group, space, fault, admission) {
-                        return Resolution::Done;
+                        return Resolution::Queued;
                     }
                     if let Some(outcome) = fill_zeros(&gate, space, fault, admission) {
                         return outcome;
@@ -98,7 +98,7 @@ impl FaultService {
                 }
                 PageState::Swapped(slot, _) => {
                     if must_wait(&self.group, space, fault, admission) {
-                        return Resolution::Done;
+                        return Resolution::Queued;
                     }
                     if self.must_leave(slot)
                         && let Some(remote) = &self.group.remote

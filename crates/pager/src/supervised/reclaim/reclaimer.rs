@@ -266,11 +266,20 @@ impl Reclaimer {
                     continue;
                 }
                 Resolution::Retry => wake(space, fault.page, 1),
-                Resolution::Done | Resolution::Queued => {}
+                // The thread that may wait for another machine records it.
+                Resolution::Queued => continue,
+                Resolution::Done => {}
             }
-            let resources = &self.group.resources;
+            let (resources, waited) = (&self.group.resources, deferred.since.elapsed());
             // Of whatever kind it is, it waited for other pages to go out.
-            resources.note_wait(false, deferred.since.elapsed());
+            resources.note_wait(false, waited);
+            resources.latency.record(waited.as_nanos() as u64);
+            if !fault.protected {
+                space
+                    .sampling
+                    .counted_faults
+                    .fetch_add(1, Ordering::Relaxed);
+            }
         }
     }
 
