@@ -37,6 +37,10 @@ impl Zswap {
     pub fn start(guardian: &Guardian, folder: &Path, bytes: u64) -> Result<Self> {
         require_root("zswap")?;
         swap::require_none()?;
+        // The guardian that undoes this may have another working directory.
+        let folder = folder
+            .canonicalize()
+            .with_context(|| format!("the folder {} (--swap-dir)", folder.display()))?;
         let enabled = Path::new(PARAMETERS).join("enabled");
         ensure!(
             enabled.exists(),
