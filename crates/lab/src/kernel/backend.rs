@@ -8,7 +8,7 @@ use std::{
     process::Command,
     sync::{
         Mutex, OnceLock, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -137,6 +137,8 @@ pub struct Session {
     /// Memory taken while nothing is swapped out, in bytes.
     at_rest: Option<f64>,
     fullest: Mutex<Pool>,
+    /// Number of commands made; each has a statistics file of its own.
+    commands: AtomicUsize,
     folder: Scratch,
 }
 
@@ -167,6 +169,7 @@ impl Session {
             slot_at_rest: None,
             at_rest: None,
             fullest: Mutex::default(),
+            commands: AtomicUsize::new(0),
             folder: Scratch::new()?,
         };
         if backend.is_kernel() {
@@ -206,7 +209,7 @@ impl Session {
             let mut command = Command::new(&self.memfold);
             command
                 .args(["run", "--quiet", "--stats"])
-                .arg(self.stats_file());
+                .arg(self.stats_file(self.commands.fetch_add(1, Ordering::Relaxed)));
             match self.allowance {
                 Allowance::Resident(megabytes) => {
                     command.args(["--resident", &format!("{megabytes}M")]);
@@ -239,8 +242,8 @@ impl Session {
         self.folder.path()
     }
 
-    fn stats_file(&self) -> PathBuf {
-        self.folder.path().join("stats.json")
+    fn stats_file(&self, command: usize) -> PathBuf {
+        self.folder.path().join(format!("stats-{command}.json"))
     }
 
     /// Whether the OOM killer killed a process of the run.
@@ -322,44 +325,55 @@ impl Session {
         Ok(figures)
     }
 
+    /// Of all commands together: sums, and maxima of the peaks.
     fn memfold_costs(&self) -> Result<Figures> {
-        let file =
-            File::open(self.stats_file()).context("memfold wrote no statistics file (--stats)")?;
-        let stats: Value = serde_json::from_reader(file)?;
-        let number = |name: &str| {
-            let value = stats[name].as_f64();
-            value.with_context(|| format!("memfold's statistics have no {name}"))
+        let read = |command| -> Result<Value> {
+            let file = File::open(self.stats_file(command));
+            let file = file.context("memfold wrote no statistics file (--stats)")?;
+            Ok(serde_json::from_reader(file)?)
+        };
+        let commands = 0..self.commands.load(Ordering::Relaxed);
+        let all = commands.map(read).collect::<Result<Vec<_>>>()?;
+        let numbers = |name: &str| -> Result<Vec<f64>> {
+            let each = all.iter().map(|stats| stats[name].as_f64());
+            each.collect::<Option<_>>()
+                .with_context(|| format!("memfold's statistics have no {name}"))
+        };
+        let sum = |name: &str| -> Result<f64> { Ok(numbers(name)?.iter().sum()) };
+        let peak = |name: &str| -> Result<f64> {
+            let all = numbers(name)?;
+            Ok(all.into_iter().fold(0.0, f64::max))
         };
         let mut figures = Figures::default()
-            .with("cpu_supervisor_s", number("cpu_seconds")?)
-            .with(
-                "peak_resident_mib",
-                number("peak_resident_bytes")? / MEBIBYTE,
-            )
-            .with("peak_pool_mib", number("peak_pool_bytes")? / MEBIBYTE)
-            .with("peak_total_mib", number("peak_total_bytes")? / MEBIBYTE)
-            .with(
-                "faults",
-                number("faults_swap_in")? + number("faults_cache")?,
-            )
-            .with("pages_in", number("pages_in")?);
+            .with("cpu_supervisor_s", sum("cpu_seconds")?)
+            .with("peak_resident_mib", peak("peak_resident_bytes")? / MEBIBYTE)
+            .with("peak_pool_mib", peak("peak_pool_bytes")? / MEBIBYTE)
+            .with("peak_total_mib", peak("peak_total_bytes")? / MEBIBYTE)
+            .with("faults", sum("faults_swap_in")? + sum("faults_cache")?)
+            .with("pages_in", sum("pages_in")?);
         for (name, quantile) in [
             ("fault_p50_us", "p50"),
             ("fault_p90_us", "p90"),
             ("fault_p99_us", "p99"),
         ] {
-            if let Some(nanoseconds) = stats["fault_ns"][quantile].as_f64() {
+            // The percentiles of several commands together are not known.
+            if let [stats] = &all[..]
+                && let Some(nanoseconds) = stats["fault_ns"][quantile].as_f64()
+            {
                 figures = figures.with(name, nanoseconds / 1000.0);
             }
         }
-        let original = number("bytes_original")?;
+        let original = sum("bytes_original")?;
         if original > 0.0 {
-            let share = number("bytes_stored")? / original;
+            let share = sum("bytes_stored")? / original;
             figures = figures.with("stored_bytes_per_page", share * zsmalloc::PAGE_SIZE as f64);
         }
-        let slots = number("peak_table_slots")?;
-        if slots > 0.0 {
-            figures = figures.with("bytes_per_slot", number("peak_table_bytes")? / slots);
+        let slots = numbers("peak_table_slots")?;
+        let tables = slots.into_iter().zip(numbers("peak_table_bytes")?);
+        if let Some((slots, bytes)) = tables.max_by(|one, other| one.0.total_cmp(&other.0))
+            && slots > 0.0
+        {
+            figures = figures.with("bytes_per_slot", bytes / slots);
         }
         if let Some(bytes) = self.at_rest {
             figures = figures.with("at_rest_mib", bytes / MEBIBYTE);
@@ -439,6 +453,46 @@ mod tests {
         assert_eq!(Backend::parse("zram").unwrap().to_string(), "zram:lz4");
         assert!(Backend::parse("native:lz4").is_err());
         assert!(Backend::parse("swap").is_err());
+    }
+
+    #[test]
+    fn the_costs_are_of_all_commands_of_a_session() {
+        let environment = Environment {
+            guardian: None,
+            memfold: PathBuf::from("memfold"),
+            swap_folder: PathBuf::new(),
+            at_rest: OnceLock::from(MEBIBYTE),
+        };
+        let allowance = Allowance::Resident(64);
+        let session = Session::start(&Backend::Memfold, allowance, 0, &environment).unwrap();
+        // The second command swaps less than the first.
+        for (factor, p99) in [(3.0, 9000), (1.0, 5000)] {
+            let command = session.command(OsStr::new("true"), &[]).unwrap();
+            let stats = serde_json::json!({
+                "cpu_seconds": factor,
+                "peak_resident_bytes": factor * MEBIBYTE,
+                "peak_pool_bytes": factor * MEBIBYTE,
+                "peak_total_bytes": factor * MEBIBYTE,
+                "faults_swap_in": factor,
+                "faults_cache": factor,
+                "pages_in": factor,
+                "fault_ns": { "p50": p99, "p90": p99, "p99": p99 },
+                "bytes_original": factor * 4096.0,
+                "bytes_stored": factor * 1024.0,
+                "peak_table_slots": factor,
+                "peak_table_bytes": factor * factor,
+            });
+            let mut words = command.get_args().skip_while(|word| *word != "--stats");
+            let file = words.nth(1);
+            std::fs::write(file.unwrap(), stats.to_string()).unwrap();
+        }
+        let costs = session.costs().unwrap();
+        assert_eq!(costs.get("cpu_supervisor_s"), Some(4.0));
+        assert_eq!(costs.get("faults"), Some(8.0));
+        assert_eq!(costs.get("peak_total_mib"), Some(3.0));
+        assert_eq!(costs.get("stored_bytes_per_page"), Some(1024.0));
+        assert_eq!(costs.get("bytes_per_slot"), Some(3.0));
+        assert_eq!(costs.get("fault_p99_us"), None);
     }
 
     #[test]
