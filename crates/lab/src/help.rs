@@ -16,8 +16,12 @@ error; 128 + N if signal N ended it, after the host was restored.";
 /// Of `kernel`.
 pub const KERNEL_NOTES: &str = "\
 Backends: native, zram:lz4, zram:lzo-rle (or any other zram compressor), zswap, memfold,
-memfold-total (memfold in as many bytes as the program and zram took together in the same round, all
-of memfold's own memory included), memfold-embedded (the library; only in the workloads `embedded-…`).
+memfold-total (memfold in as many bytes as the program's anonymous memory and zram took together in the
+same round, all of memfold's own memory included), memfold-embedded (the library; only in the workloads
+`embedded-…`).
+
+The cgroup's limit under zram and zswap counts page cache, page tables and slab, too; memfold's counts
+anonymous memory alone. peak_counted_mib is anonymous memory and pool, sampled, for both.
 
 Workloads and groups: munmap (munmap-64 to munmap-512), swap (page-out,
 swap-in-sequential, swap-in-random), embedded, usemem, memhog, zipf, exit, programs (cpython, node,

@@ -104,6 +104,16 @@ impl MemoryGroup {
             .context("pgmajfault")
     }
 
+    /// Anonymous memory now, in bytes: of what is charged, the kind that memfold's limits count.
+    pub fn anonymous(&self) -> Result<u64> {
+        let text = read(self.path.join("memory.stat"))?;
+        let name = match self.version {
+            Version::One => "total_rss",
+            Version::Two => "anon",
+        };
+        number(&text, name).with_context(|| format!("memory.stat has no {name}"))
+    }
+
     /// Peak of the charged bytes, page cache and kernel memory included.
     pub fn peak(&self) -> Result<u64> {
         let file = match self.version {
@@ -134,6 +144,26 @@ fn find() -> Result<(Version, PathBuf)> {
     bail!("no memory cgroup controller is mounted: mount cgroup2 with the memory controller")
 }
 
+/// A number of a file with a name and a number a line.
+fn number(text: &str, name: &str) -> Option<u64> {
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+    line.trim().parse().ok()
+}
+
 fn has_memory(file: &Path) -> bool {
     read(file).is_ok_and(|text| text.split_whitespace().any(|name| name == "memory"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_found_by_its_whole_name() {
+        let text = "anon_thp 4096\nanon 8192\nfile 1";
+        assert_eq!(number(text, "anon"), Some(8192));
+        assert_eq!(number(text, "an"), None);
+    }
 }

@@ -136,10 +136,18 @@ pub struct Session {
     slot_at_rest: Option<f64>,
     /// Memory taken while nothing is swapped out, in bytes.
     at_rest: Option<f64>,
-    fullest: Mutex<Pool>,
+    fullest: Mutex<Peaks>,
     /// Number of commands made; each has a statistics file of its own.
     commands: AtomicUsize,
     folder: Scratch,
+}
+
+/// What [`Session::watch`] saw.
+#[derive(Debug, Clone, Copy, Default)]
+struct Peaks {
+    pool: Pool,
+    /// Anonymous memory and the pool together, in bytes.
+    counted: u64,
 }
 
 /// Fill level of the kernel's pool, in bytes.
@@ -195,7 +203,10 @@ impl Session {
                 Allowance::Resident(megabytes) => Some((megabytes as u64) << 20),
                 Allowance::Total(_) | Allowance::Ample => None,
             };
-            session.group = Some(MemoryGroup::start(guardian, limit)?);
+            let group = MemoryGroup::start(guardian, limit)?;
+            // Fails here rather than in every sample.
+            group.anonymous()?;
+            session.group = Some(group);
         }
         if backend.is_memfold() {
             session.at_rest = Some(environment.memfold_at_rest()?);
@@ -265,14 +276,18 @@ impl Session {
         Some(format!("zswap compresses with {compressor} here{charged}"))
     }
 
-    /// Samples the kernel's pool until `stop` is set, to find its peak.
+    /// Samples the kernel's pool and the program's anonymous memory until `stop` is set, to find their
+    /// peaks.
     pub fn watch(&self, stop: &AtomicBool) {
         while !stop.load(Ordering::Relaxed) {
             let now = self.pool();
+            let anonymous = self.group.as_ref().map(MemoryGroup::anonymous);
+            let counted = anonymous.map_or(0, Result::unwrap_or_default) + now.used;
             let mut fullest = self.fullest.lock().unwrap_or_else(PoisonError::into_inner);
-            if now.original > fullest.original {
-                *fullest = now;
+            if now.original > fullest.pool.original {
+                fullest.pool = now;
             }
+            fullest.counted = fullest.counted.max(counted);
             drop(fullest);
             std::thread::park_timeout(POLL_INTERVAL);
         }
@@ -301,7 +316,8 @@ impl Session {
         let Some(group) = &self.group else {
             return Ok(figures);
         };
-        let fullest = *self.fullest.lock().unwrap_or_else(PoisonError::into_inner);
+        let peaks = *self.fullest.lock().unwrap_or_else(PoisonError::into_inner);
+        let fullest = peaks.pool;
         let pool = match &self.zram {
             Some(zram) => zram.usage()?.most_used,
             None => fullest.used,
@@ -311,6 +327,7 @@ impl Session {
             .with("peak_resident_mib", resident as f64 / MEBIBYTE)
             .with("peak_pool_mib", pool as f64 / MEBIBYTE)
             .with("peak_total_mib", (resident + pool) as f64 / MEBIBYTE)
+            .with("peak_counted_mib", peaks.counted as f64 / MEBIBYTE)
             .with("faults", group.major_faults()? as f64);
         if fullest.original > 0 {
             let share = fullest.used as f64 / fullest.original as f64;
@@ -349,6 +366,7 @@ impl Session {
             .with("peak_resident_mib", peak("peak_resident_bytes")? / MEBIBYTE)
             .with("peak_pool_mib", peak("peak_pool_bytes")? / MEBIBYTE)
             .with("peak_total_mib", peak("peak_total_bytes")? / MEBIBYTE)
+            .with("peak_counted_mib", peak("peak_total_bytes")? / MEBIBYTE)
             .with("faults", sum("faults_swap_in")? + sum("faults_cache")?)
             .with("pages_in", sum("pages_in")?);
         for (name, quantile) in [

@@ -69,6 +69,8 @@ pub const METRICS: &[Metric] = &[
     cost("peak_resident_mib", "MiB"),
     cost("peak_pool_mib", "MiB"),
     cost("peak_total_mib", "MiB"),
+    // Of what the kernel charges, the kinds that memfold's limits count: anonymous memory and pool.
+    cost("peak_counted_mib", "MiB"),
     cost("stored_bytes_per_page", "bytes"),
     cost("bytes_per_slot_at_rest", "bytes"),
     cost("bytes_per_slot", "bytes"),

@@ -29,8 +29,8 @@ const ROWS: &[(&str, &str, &str)] = &[
     ),
     (
         "cpython",
-        "peak_total_mib",
-        "the same: memory at the peak, resident and pool",
+        "peak_counted_mib",
+        "the same: anonymous memory and pool at the peak",
     ),
     (
         "redis-get",
