@@ -63,6 +63,11 @@ impl Samples {
         (of(self), of(other))
     }
 
+    /// Number of samples.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Whether there are no samples.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -99,6 +104,12 @@ impl Samples {
         let largest = self.0.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let smallest = self.0.iter().copied().fold(f64::INFINITY, f64::min);
         rounded(largest / smallest)
+    }
+}
+
+impl FromIterator<f64> for Samples {
+    fn from_iter<I: IntoIterator<Item = f64>>(samples: I) -> Self {
+        Self(samples.into_iter().collect())
     }
 }
 
@@ -171,7 +182,8 @@ impl Report {
         say(text.as_bytes())
     }
 
-    fn to_json(&self) -> Value {
+    /// The report as `--json` prints it.
+    pub fn to_json(&self) -> Value {
         let object = |row: &Row| {
             let fields = row
                 .0

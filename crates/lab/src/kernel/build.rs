@@ -77,6 +77,7 @@ impl Project {
             Self::Both => &steps[..],
         };
         let mut cpu_times = Figures::default();
+        let mut total = 0.0;
         for (name, program, arguments) in steps {
             if output.exists() {
                 fs::remove_dir_all(&output)?;
@@ -90,11 +91,14 @@ impl Project {
                 .stderr(Stdio::inherit());
             let started = Instant::now();
             let ended = measure::run(command, |stop| session.watch(stop))?;
-            figures = figures.with(name, started.elapsed().as_secs_f64());
+            let seconds = started.elapsed().as_secs_f64();
+            total += seconds;
+            figures = figures.with(name, seconds);
             cpu_times = sum(&cpu_times, &ended.figures);
             results.push(fingerprint(&output)?);
         }
         figures.0.extend(cpu_times.0);
+        figures = figures.with("seconds", total);
         Ok((figures, results.join("\n")))
     }
 }

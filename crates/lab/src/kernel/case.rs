@@ -5,6 +5,7 @@ use anyhow::{Result, bail, ensure};
 use super::{
     backend::{Allowance, Backend},
     build,
+    metric::{self, Metric},
     programs::{self, Program},
     redis,
     scale::Scale,
@@ -106,6 +107,15 @@ impl Case {
     /// Whether it is a whole program, whose memory is evicted by its own need.
     pub fn runs_a_program(&self) -> bool {
         self.allowance != Allowance::Ample && !matches!(self.job, Job::Synthetic { .. })
+    }
+
+    /// The metric by which a whole program is compared.
+    pub fn headline(&self) -> Option<&'static Metric> {
+        let name = match self.job {
+            Job::Redis(_) => "requests_per_s",
+            Job::Program(_) | Job::Build(_) | Job::Synthetic { .. } => "seconds",
+        };
+        metric::find(name).filter(|_| self.runs_a_program())
     }
 
     /// Whether the program itself calls the library.

@@ -9,6 +9,7 @@ mod programs;
 mod progress;
 pub mod redis;
 mod scale;
+mod speedups;
 mod workload;
 
 pub use backend::find_memfold;
@@ -29,6 +30,7 @@ use self::{
     backend::{Allowance, Backend, Environment, Session},
     case::{Case, Job},
     metric::METRICS,
+    speedups::{Speedups, comparison},
     workload::{Figures, WORKLOAD as SUBCOMMAND, Wrong},
 };
 use crate::{
@@ -57,7 +59,10 @@ const KILLS_ALLOWED_LATER: usize = 20;
 struct Run {
     figures: Figures,
     killed_before: usize,
-    remark: Option<String>,
+    /// What it might take in total, in MiB, where that was given.
+    total: Option<f64>,
+    /// Notes for the report.
+    remarks: Vec<String>,
 }
 
 /// State shared by all cases.
@@ -105,9 +110,9 @@ pub fn run(options: &Options) -> Result<Report> {
     for case in &cases {
         let results = suite.alternate(case, &backends, rounds, &progress, &mut report)?;
         add_rows(case, &results, &mut report);
-        speedups.add(&results);
+        speedups.add(case, &results);
     }
-    speedups.note(&mut report);
+    speedups.add_to(&mut report, options.has("equal-total"));
     progress.finish();
     Ok(report)
 }
@@ -193,7 +198,8 @@ impl Suite {
             .filter(|backend| case.admits(backend))
             .map(|backend| (backend, Vec::new()))
             .collect();
-        // Of the kernel's last run: what the program and its zram took together at the most, in MiB.
+        // Of the kernel's last run: what the program's anonymous memory and its zram took together at
+        // the most, in MiB.
         let mut total = None;
         let mut given_up: Vec<String> = Vec::new();
         for round in 1..=rounds {
@@ -226,7 +232,7 @@ impl Suite {
                     Some(run) => {
                         progress.done(case, backend, round, rounds, &run.figures);
                         if backend.is_reference() {
-                            total = run.figures.get("peak_total_mib");
+                            total = run.figures.get("peak_counted_mib");
                         }
                         runs.push(run);
                     }
@@ -272,7 +278,11 @@ impl Suite {
                     return Ok(Some(Run {
                         figures,
                         killed_before,
-                        remark: session.remark(),
+                        total: match allowance {
+                            Allowance::Total(mebibytes) => Some(mebibytes),
+                            Allowance::Resident(_) | Allowance::Ample => None,
+                        },
+                        remarks: session.remark().into_iter().collect(),
                     }));
                 }
                 // A program whose part was killed may go on, and print something else.
@@ -360,44 +370,6 @@ fn synthetic(case: &Case, backend: &Backend, session: &Session) -> Result<Figure
     Ok(figures)
 }
 
-/// How many times as long as under memfold each program took under zram.
-#[derive(Default)]
-struct Speedups(BTreeMap<String, Vec<f64>>);
-
-impl Speedups {
-    fn add(&mut self, results: &[(&Backend, Vec<Run>)]) {
-        let seconds = |runs: &[Run]| samples(runs, "seconds");
-        let reference = results.iter().find(|(backend, _)| backend.is_reference());
-        let Some(theirs) = reference.map(|(_, runs)| seconds(runs)) else {
-            return;
-        };
-        for (backend, runs) in results.iter().filter(|(backend, _)| backend.is_memfold()) {
-            let ours = seconds(runs);
-            if ours.is_empty() || theirs.is_empty() {
-                continue;
-            }
-            let (ours, theirs) = ours.medians_beside(&theirs);
-            self.0
-                .entry(backend.to_string())
-                .or_default()
-                .push(theirs / ours);
-        }
-    }
-
-    fn note(&self, report: &mut Report) {
-        for (backend, ratios) in &self.0 {
-            let logarithms: f64 = ratios.iter().map(|ratio| ratio.ln()).sum();
-            let mean = (logarithms / ratios.len() as f64).exp();
-            let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
-            report.note(format!(
-                "time under zram:lz4 over {backend}: geometric mean {mean:.2}, least {least:.2}, of {} \
-                 programs",
-                ratios.len()
-            ));
-        }
-    }
-}
-
 fn samples(runs: &[Run], name: &str) -> Samples {
     let mut samples = Samples::default();
     for value in runs.iter().filter_map(|run| run.figures.get(name)) {
@@ -431,6 +403,9 @@ fn add_rows(case: &Case, results: &[(&Backend, Vec<Run>)], report: &mut Report) 
                 }
                 _ => None,
             };
+            let in_total = **backend == Backend::MemfoldTotal;
+            let totals = runs.iter().filter_map(|run| run.total);
+            let totals = totals.collect::<Samples>();
             let killed: usize = runs.iter().map(|run| run.killed_before).sum();
             let row = Row::new()
                 .with("contestant", backend.to_string())
@@ -439,6 +414,16 @@ fn add_rows(case: &Case, results: &[(&Backend, Vec<Run>)], report: &mut Report) 
                 .with("processes", case.processes)
                 .with("data", case.data)
                 .with("resident_megabytes", resident)
+                .with(
+                    "total_megabytes",
+                    Some(totals.median())
+                        .filter(|total| total.is_finite())
+                        .map(rounded),
+                )
+                .with(
+                    "comparison",
+                    (in_total || resident.is_some()).then(|| comparison(in_total)),
+                )
                 .with("metric", metric.name)
                 .measured("value", &measured)
                 .with("unit", metric.unit)
@@ -456,7 +441,7 @@ fn add_rows(case: &Case, results: &[(&Backend, Vec<Run>)], report: &mut Report) 
     for remark in results
         .iter()
         .flat_map(|(_, runs)| runs)
-        .filter_map(|run| run.remark.clone())
+        .flat_map(|run| run.remarks.clone())
     {
         report.note_once(remark);
     }

@@ -231,10 +231,11 @@ pub struct Group<'a> {
     pub rows: Vec<&'a Value>,
 }
 
-/// Groups the rows that `wanted` accepts.
+/// Groups the rows that `wanted` accepts. Those of a geometric mean are of no metric, and left out.
 pub fn groups_of(all: &Experiments, wanted: impl Fn(&Value) -> bool) -> Vec<Group<'_>> {
     let mut groups: Vec<Group<'_>> = Vec::new();
-    for row in all.rows("kernel").filter(|row| wanted(row)) {
+    let measured = |row: &&Value| row["metric"].is_string() && wanted(row);
+    for row in all.rows("kernel").filter(measured) {
         let mut title = format!("{}, {} MB", plain(&row["workload"]), row["megabytes"]);
         if row["processes"] != 1 {
             title += &format!(" × {} processes", row["processes"]);
@@ -410,5 +411,32 @@ fn notes(parts: &Parts<'_>) -> Markup {
                 a href=(name) { (name) } " "
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_geometric_mean_has_no_section() {
+        let all = Experiments(vec![Experiment {
+            name: "kernel".to_owned(),
+            file: PathBuf::new(),
+            json: json!({ "rows": [
+                { "contestant": "memfold", "workload": "cpython", "megabytes": 100, "processes": 1,
+                  "metric": "seconds", "value": 2.0 },
+                { "contestant": "memfold", "workload": "geomean", "ratio_to_zram": 1.1, "runs": 9 },
+            ] }),
+        }]);
+        let titles: Vec<_> = groups_of(&all, |_| true)
+            .into_iter()
+            .map(|group| group.title)
+            .collect();
+        assert_eq!(titles, ["cpython, 100 MB"]);
     }
 }
