@@ -14,13 +14,26 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 
 use super::{Figures, WORKLOAD, WRONG_RESULT, Wrong};
-use crate::Options;
+use crate::{
+    Options,
+    clock::cpu_of,
+    soak::{Supervisor, number},
+};
 
 /// Fraction of each worker's memory that must be swapped out before the clock starts.
-const MIN_FRACTION_OUT: f64 = 0.97;
-/// How long memfold's CPU time is accounted for after the timed part: enough for its background
-/// work, even on a busy machine.
+pub const MIN_FRACTION_OUT: f64 = 0.97;
+/// For as long memfold must do little before its work counts as done.
 const SETTLE_TIME: Duration = Duration::from_millis(300);
+/// CPU time of memfold in that time which counts as little: a tenth. A smaller value takes the samples
+/// of sizes for work; a thread that frees memory takes more even on a busy machine.
+const UPKEEP: Duration = Duration::from_millis(30);
+/// Interval at which its pool is looked at until it is drained.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// How long its work may take.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// What may be left in the pool of what was in it, and of other processes' pages.
+const LEFT_IN_POOL: f64 = 0.25;
+const LEFT_OF_OTHERS: f64 = (2 << 20) as f64;
 
 /// A child process that runs a workload and obeys orders on its standard input.
 #[derive(Debug)]
@@ -200,19 +213,32 @@ fn all_at_once(workers: &mut [Worker], order: &str) -> Result<Figures> {
 }
 
 /// Runs the timed part in all workers at once, then verifies memory. `timed_cpu_ms` is the CPU time
-/// per worker: its own and, under memfold, its share of the supervisor's until [`SETTLE_TIME`]
-/// later.
+/// per worker: its own and, under memfold, its share of the supervisor's until that has nothing left
+/// to do, which after a `munmap` is not before its pool is drained.
 fn timed(workers: Vec<Worker>, order: &str, options: &Options, out: f64) -> Result<Figures> {
     let mut workers = workers;
-    let supervised = options.value("evict") == Some("ballast");
-    // Let the exit of the ballast finish, so that its cost is not accounted to the workers.
-    std::thread::sleep(SETTLE_TIME);
-    let before = supervisor_milliseconds(supervised)?;
+    let memfold = (options.value("evict") == Some("ballast")).then(Memfold::parent);
+    // Let the exit of the ballast finish, so that neither its cost nor its pages are accounted to the
+    // workers.
+    let (pool, before) = match &memfold {
+        Some(memfold) => {
+            memfold.settled()?;
+            (memfold.pool_bytes()?, memfold.settled()?)
+        }
+        None => {
+            std::thread::sleep(SETTLE_TIME);
+            (0.0, Duration::ZERO)
+        }
+    };
     let mut figures = all_at_once(&mut workers, order)?;
-    if supervised {
-        std::thread::sleep(SETTLE_TIME);
+    let mut supervisor = 0.0;
+    if let Some(memfold) = &memfold {
+        // A drainer that gets no CPU does little, too: the pool tells that it is done.
+        if order == "munmap" {
+            memfold.wait_until_drained(pool)?;
+        }
+        supervisor = memfold.settled()?.saturating_sub(before).as_secs_f64() * 1e3;
     }
-    let supervisor = supervisor_milliseconds(supervised)? - before;
     let own = all_at_once(&mut workers, "spent?")?;
     let own = own
         .get("own_cpu_ms")
@@ -247,30 +273,83 @@ pub fn swap_in(options: &Options) -> Result<Figures> {
     timed(workers, order, options, out)
 }
 
-/// CPU time of the parent process, which is memfold if `supervised`; else 0.
-fn supervisor_milliseconds(supervised: bool) -> Result<f64> {
-    if !supervised {
-        return Ok(0.0);
+/// The memfold that runs this process.
+#[derive(Debug)]
+struct Memfold(u32);
+
+impl Memfold {
+    fn parent() -> Self {
+        Self(std::os::unix::process::parent_id())
     }
-    let parent = std::os::unix::process::parent_id();
-    let mut nanoseconds = 0.0;
-    for task in std::fs::read_dir(format!("/proc/{parent}/task"))? {
-        // The thread may have exited meanwhile.
-        let Ok(text) = std::fs::read_to_string(task?.path().join("schedstat")) else {
-            continue;
-        };
-        let first = text
-            .split_whitespace()
-            .next()
-            .and_then(|word| word.parse::<f64>().ok());
-        nanoseconds +=
-            first.context("/proc has no schedstat: the kernel lacks CONFIG_SCHED_INFO")?;
+
+    /// Its CPU time once it has nothing left to do.
+    fn settled(&self) -> Result<Duration> {
+        let deadline = Instant::now() + TIMEOUT;
+        let mut before = cpu_of(self.0)?;
+        loop {
+            std::thread::sleep(SETTLE_TIME);
+            let now = cpu_of(self.0)?;
+            if now.saturating_sub(before) <= UPKEEP {
+                return Ok(now);
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "memfold still works {} s after the timed part",
+                TIMEOUT.as_secs()
+            );
+            before = now;
+        }
     }
-    Ok(nanoseconds / 1e6)
+
+    /// Waits until its pool, which held so many bytes before they were unmapped, is drained.
+    fn wait_until_drained(&self, before: f64) -> Result<()> {
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            let drained = check_drained(before, self.pool_bytes()?);
+            if drained.is_ok() || Instant::now() >= deadline {
+                return drained;
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    fn pool_bytes(&self) -> Result<f64> {
+        let binary = format!("/proc/{}/exe", self.0);
+        let stat = Supervisor::new(binary.as_ref(), self.0).stat()?;
+        Ok(number(&stat, "pool_bytes")? as f64)
+    }
+}
+
+/// Fails if not all is freed that was in the pool before it was unmapped, [`TIMEOUT`] ago.
+fn check_drained(before: f64, after: f64) -> Result<()> {
+    ensure!(
+        after <= before * LEFT_IN_POOL + LEFT_OF_OTHERS,
+        "{:.1} of {:.1} MiB are in memfold's pool although their pages are unmapped for {} s",
+        after / f64::from(1 << 20),
+        before / f64::from(1 << 20),
+        TIMEOUT.as_secs()
+    );
+    Ok(())
 }
 
 /// Reaps a process. Returns the time of its exit since `since`.
 pub fn gone_after(mut process: Child, since: Instant) -> Result<Duration> {
     process.wait()?;
     Ok(since.elapsed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_that_is_not_drained_is_an_error() {
+        let mebibytes = |count: u32| f64::from(count << 20);
+        check_drained(mebibytes(110), mebibytes(3)).unwrap();
+        let error = check_drained(mebibytes(110), mebibytes(60)).unwrap_err();
+        assert!(
+            error.to_string().starts_with("60.0 of 110.0 MiB"),
+            "{error}"
+        );
+    }
 }
