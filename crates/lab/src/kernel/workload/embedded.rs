@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use memfold::{Memfold, Region};
 use zsmalloc::PAGE_SIZE;
 
@@ -12,6 +12,7 @@ use super::{
     area::{Area, Pages, Unmapped},
     pages,
     worker::{Order, read_all, spoil},
+    workers::MIN_FRACTION_OUT,
 };
 use crate::{Options, clock::process_cpu};
 
@@ -20,6 +21,9 @@ trait Swapped: Pages {
     /// Pages all of it out.
     fn page_out(&mut self) -> Result<()>;
 
+    /// Fraction of the pages that are not resident, from 0 to 1.
+    fn fraction_out(&self) -> Result<f64>;
+
     /// Unmaps it. Returns the cost, background work included.
     fn unmap(self, data: &mut Data) -> Result<Unmapped>;
 }
@@ -27,6 +31,10 @@ trait Swapped: Pages {
 impl Swapped for Area {
     fn page_out(&mut self) -> Result<()> {
         self.advise_page_out()
+    }
+
+    fn fraction_out(&self) -> Result<f64> {
+        Area::fraction_out(self)
     }
 
     fn unmap(self, data: &mut Data) -> Result<Unmapped> {
@@ -57,6 +65,10 @@ impl Swapped for Folded {
     fn page_out(&mut self) -> Result<()> {
         self.region.page_out(..)?;
         Ok(())
+    }
+
+    fn fraction_out(&self) -> Result<f64> {
+        Ok(1.0 - self.region.resident_bytes() as f64 / self.region.len() as f64)
     }
 
     fn unmap(self, data: &mut Data) -> Result<Unmapped> {
@@ -105,6 +117,12 @@ fn phase(options: &Options, mut memory: impl Swapped) -> Result<Figures> {
     memory.page_out()?;
     let seconds = started.elapsed().as_secs_f64();
     let cpu = process_cpu().saturating_sub(cpu);
+    let out = memory.fraction_out()?;
+    ensure!(
+        out >= MIN_FRACTION_OUT,
+        "only {:.0} % of the memory was paged out",
+        out * 100.0
+    );
     match options.value("order").unwrap_or("page-out") {
         "page-out" => {
             let mebibytes = memory.mebibytes();
@@ -139,5 +157,52 @@ fn phase(options: &Options, mut memory: impl Swapped) -> Result<Figures> {
         other => bail!(
             "--order is page-out, sequential, strided, random, sparse or unmap, not {other:?}"
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Memory that stays resident.
+    struct Locked(Area);
+
+    impl Pages for Locked {
+        fn pages(&self) -> usize {
+            self.0.pages()
+        }
+
+        fn page(&mut self, number: usize) -> &mut [u8] {
+            self.0.page(number)
+        }
+    }
+
+    impl Swapped for Locked {
+        fn page_out(&mut self) -> Result<()> {
+            Ok(())
+        }
+
+        fn fraction_out(&self) -> Result<f64> {
+            self.0.fraction_out()
+        }
+
+        fn unmap(self, _: &mut Data) -> Result<Unmapped> {
+            Ok(self.0.unmap())
+        }
+    }
+
+    #[test]
+    fn memory_that_was_not_paged_out_has_no_results() {
+        for order in ["page-out", "random", "unmap"] {
+            let memory = Locked(Area::new(64).unwrap());
+            let error = phase(&Options::of(&[("order", order)]), memory).unwrap_err();
+            assert!(error.to_string().contains("only 0 %"), "{order}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_library_pages_all_out() {
+        let options = Options::of(&[("memory", "memfold"), ("megabytes", "4")]);
+        assert!(run(&options).unwrap().get("seconds").is_some());
     }
 }
