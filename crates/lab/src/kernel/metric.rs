@@ -53,6 +53,7 @@ pub const METRICS: &[Metric] = &[
     performance("requests_pipelined_per_s", "1/s", Better::Higher),
     performance("requests_settled_per_s", "1/s", Better::Higher),
     performance("save_s", "s", Better::Lower),
+    performance("save_share", "share", Better::Higher),
     performance("latency_p50_us", "µs", Better::Lower),
     performance("latency_p99_us", "µs", Better::Lower),
     performance("latency_max_us", "µs", Better::Lower),

@@ -445,6 +445,11 @@ fn add_rows(case: &Case, results: &[(&Backend, Vec<Run>)], report: &mut Report) 
     {
         report.note_once(remark);
     }
+    for (backend, runs) in results {
+        if let Some(remark) = redis::remark(&samples(runs, "save_share")) {
+            report.note(format!("{}, {backend}: {remark}", case.workload));
+        }
+    }
 }
 
 /// Whether a row is a resource cost, rather than latency or throughput.

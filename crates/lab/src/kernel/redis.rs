@@ -19,7 +19,7 @@ use super::{
     scale::Scale,
     workload::{Figures, Wrong},
 };
-use crate::random::Random;
+use crate::{random::Random, report::Samples};
 
 /// Bytes of a value.
 const VALUE_BYTES: usize = 1000;
@@ -118,24 +118,36 @@ impl Load {
     fn ask(&self, port: u16, server: &mut Server) -> Result<Figures> {
         let mut client = connect(port, server)?;
         client.fill(self.keys, value)?;
-        let saving = self.save.then(Instant::now);
+        let started = Instant::now();
         if self.save {
             ensure!(
                 client.status("BGSAVE")?.starts_with("Background saving"),
                 "redis-server did not start the background save"
             );
         }
-        let plain = self.benchmark(port, 1)?;
-        let pipelined = self.benchmark(port, 16)?;
+        let (load, saved) = std::thread::scope(|scope| {
+            let saved = self.save.then(|| {
+                scope.spawn(|| -> Result<Duration> {
+                    Client::connect(port)?.wait_for_save()?;
+                    Ok(started.elapsed())
+                })
+            });
+            let load = self.load(port, started);
+            let saved =
+                saved.map(|saved| saved.join().expect("a save is waited for without panics"));
+            (load, saved.transpose())
+        });
+        let ([plain, pipelined], ended) = load?;
         let mut figures = Figures::default()
             .with("requests_per_s", plain.field("rps")?)
             .with("requests_pipelined_per_s", pipelined.field("rps")?)
             .with("latency_p50_us", plain.field("p50_latency_ms")? * 1e3)
             .with("latency_p99_us", plain.field("p99_latency_ms")? * 1e3)
             .with("latency_max_us", plain.field("max_latency_ms")? * 1e3);
-        if let Some(started) = saving {
-            client.wait_for_save()?;
-            figures = figures.with("save_s", started.elapsed().as_secs_f64());
+        if let Some(saved) = saved? {
+            figures = figures
+                .with("save_s", saved.as_secs_f64())
+                .with("save_share", share_beside(saved, ended));
         } else {
             // By now each backend had time to learn the hot pages.
             let settled = self.benchmark(port, 1)?;
@@ -150,6 +162,13 @@ impl Load {
         }
         client.shut_down()?;
         Ok(figures)
+    }
+
+    /// The load with one request in flight and with 16; when it ended, after `started`.
+    fn load(&self, port: u16, started: Instant) -> Result<([Table; 2], Duration)> {
+        let plain = self.benchmark(port, 1)?;
+        let pipelined = self.benchmark(port, 16)?;
+        Ok(([plain, pipelined], started.elapsed()))
     }
 
     fn benchmark(&self, port: u16, pipeline: usize) -> Result<Table> {
@@ -185,6 +204,20 @@ impl Load {
         client.shut_down()?;
         check(&mut server)
     }
+}
+
+/// The part of the load that a save ran beside, both from the same start.
+fn share_beside(saved: Duration, ended: Duration) -> f64 {
+    (saved.as_secs_f64() / ended.as_secs_f64()).min(1.0)
+}
+
+/// What to say of runs whose saves ended before their loads did, by the median of `save_share`.
+pub fn remark(shares: &Samples) -> Option<String> {
+    let percent = (shares.median() * 100.0).round();
+    // Without samples the median is NaN.
+    (percent < 100.0).then(|| {
+        format!("the save ran beside {percent} % of the load: the rest was measured without one")
+    })
 }
 
 /// A server, or a memfold that runs one; killed and reaped on drop.
@@ -315,6 +348,18 @@ mod tests {
         assert_eq!(value(7), value(7));
         assert_ne!(value(7), value(8));
         assert_eq!(value(0).len(), VALUE_BYTES);
+    }
+
+    #[test]
+    fn a_save_that_ends_before_the_load_is_named() {
+        let shares = |saved: &[u64]| {
+            let saved = saved.iter().copied().map(Duration::from_secs);
+            let share = |saved| share_beside(saved, Duration::from_secs(6));
+            saved.map(share).collect::<Samples>()
+        };
+        assert_eq!(remark(&shares(&[2, 9, 9])), None);
+        assert!(remark(&shares(&[1, 3, 9])).unwrap().contains("50 %"));
+        assert_eq!(remark(&Samples::new()), None);
     }
 
     #[test]
