@@ -373,7 +373,10 @@ fn on_memfold() -> [Command; 4] {
             option("seed", "N", "The first seed [default: 0]"),
             option("threads", "N", "Threads [default: one for each CPU]"),
             option("bug", "NAME", "Put a bug of the past back"),
-            flag("trace", "Print what happens in the executions of one seed"),
+            flag(
+                "trace",
+                "Print what happens in the executions of one seed; there are no rows",
+            ),
         ]),
     ]
 }
@@ -469,7 +472,7 @@ pub fn run(matches: &ArgMatches) -> Result<()> {
         "soak" => print(soak::run(&options)?),
         "proactive" => print(proactive::run(&options)?),
         "growth" => print(growth::run(&options)?),
-        "simulate" => print(simulate::run(&options)?),
+        "simulate" => simulate::run(&options),
         "report" => report_html::run(options),
         "picture" => picture::run(&options),
         "trace" => trace::run(&options),

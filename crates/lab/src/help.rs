@@ -10,8 +10,9 @@ Examples:
   sudo memfold-lab report --out report --scale 0.2      one page of everything, about 20 minutes
 
 A LIST is separated by commas. Figures are medians of alternated rounds; spread is the largest
-sample over the smallest. Exit status: 0 on success; 125 if an experiment failed, with a one-line
-error; 128 + N if signal N ended it, after the host was restored.";
+sample over the smallest. Exit status: 0 on success; 1 if `simulate` found a history that fails; 125
+if an experiment failed, with a one-line error; 128 + N if signal N ended it, after the host was
+restored.";
 
 /// Of `kernel`.
 pub const KERNEL_NOTES: &str = "\

@@ -43,6 +43,8 @@ use command_line::Options;
 
 /// Exit status of the lab's own failures; the same as `memfold`'s.
 const FAILED: u8 = 125;
+/// Exit status where a simulated history fails.
+const SIMULATION_FAILED: u8 = 1;
 
 fn main() -> ExitCode {
     let outcome = match command_line::command().try_get_matches() {
@@ -62,7 +64,11 @@ fn main() -> ExitCode {
             host::wait_if_interrupted();
             // If stderr is closed, the error cannot be reported anywhere.
             let _ = writeln!(stderr(), "memfold-lab: {error:#}");
-            ExitCode::from(FAILED)
+            ExitCode::from(if error.is::<simulate::Failed>() {
+                SIMULATION_FAILED
+            } else {
+                FAILED
+            })
         }
     }
 }

@@ -134,6 +134,8 @@ pub struct Report {
     facts: Vec<(&'static str, Value)>,
     notes: Vec<String>,
     rows: Vec<Row>,
+    /// What the table shows instead of the rows, if anything.
+    table: Vec<Row>,
 }
 
 impl Report {
@@ -144,12 +146,18 @@ impl Report {
             facts: Vec::new(),
             notes: Vec::new(),
             rows: Vec::new(),
+            table: Vec::new(),
         }
     }
 
     /// Adds a row.
     pub fn add(&mut self, row: Row) {
         self.rows.push(row);
+    }
+
+    /// Adds a line of a table that is shown instead of the rows, where these are too many.
+    pub fn show(&mut self, row: Row) {
+        self.table.push(row);
     }
 
     /// Adds a line below the table; in the JSON an element of `notes`.
@@ -205,8 +213,13 @@ impl Report {
     }
 
     fn to_text(&self) -> String {
+        let rows = if self.table.is_empty() {
+            &self.rows
+        } else {
+            &self.table
+        };
         let mut columns: Vec<&'static str> = Vec::new();
-        for (name, value) in self.rows.iter().flat_map(|row| &row.0) {
+        for (name, value) in rows.iter().flat_map(|row| &row.0) {
             // Arrays of samples are printed in the JSON only.
             if !columns.contains(name) && !value.is_array() {
                 columns.push(name);
@@ -220,7 +233,7 @@ impl Report {
         let widths: Vec<usize> = columns
             .iter()
             .map(|column| {
-                let cells = self.rows.iter().map(|row| cell(row, column).len());
+                let cells = rows.iter().map(|row| cell(row, column).len());
                 cells.chain([column.len()]).max().unwrap_or(0)
             })
             .collect();
@@ -233,7 +246,7 @@ impl Report {
             text.push('\n');
         };
         line(&mut columns.iter().map(|column| (*column).to_owned()));
-        for row in &self.rows {
+        for row in rows {
             line(&mut columns.iter().map(|column| cell(row, column)));
         }
         for note in &self.notes {

@@ -98,7 +98,7 @@ pub fn run(options: &Options) -> Result<Report> {
                 needed >> 20,
                 available >> 20
             ));
-            rows.push(sizes(dimension, small, case));
+            rows.push(sizes(dimension, small, case).with("runs", 0));
             progress.skip(runs * 2);
             continue;
         }
@@ -202,6 +202,8 @@ fn costs(row: Row, runs: &Runs) -> Row {
         .measured("own_mib", &runs.own_mebibytes)
         .measured("own_percent", &runs.own_percent)
         .measured("rest_percent", &runs.rest_percent)
+        .with("runs", runs.wall_us.len())
+        .with("spread", runs.wall_us.spread())
 }
 
 /// The goals that a case misses, by their medians.

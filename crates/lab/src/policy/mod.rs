@@ -16,7 +16,6 @@ mod traces;
 use std::{path::Path, sync::Mutex, thread};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
 
 use self::{
     arc::Arc,
@@ -174,7 +173,7 @@ pub fn run(options: &Options) -> Result<Option<Report>> {
         let trace = Trace::find(name)?;
         let found = replay(&trace, &policies, &shares);
         for &share in &shares {
-            report.add(row(&trace, share, &policies, &found));
+            add_to(&mut report, (&trace, share), &policies, &found);
         }
         if let Some(out) = out {
             let found = replay(&trace, &policies, &plot::SHARES);
@@ -204,16 +203,23 @@ fn record(file: &Path) -> Result<()> {
     crate::output::say(text.as_bytes())
 }
 
-fn row(trace: &Trace, share: usize, policies: &[&'static Contestant], found: &[Refaults]) -> Row {
+/// Adds a row for each policy, and a line of the table with all of them.
+fn add_to(
+    report: &mut Report,
+    (trace, share): (&Trace, usize),
+    policies: &[&'static Contestant],
+    found: &[Refaults],
+) {
     let optimum = count_of(found, "optimum", share).unwrap_or(0);
-    let mut row = Row::new()
+    let of_trace = Row::new()
         .with("trace", trace.name.as_ref())
         .with("pages", trace.pages)
         .with("accesses", trace.accesses.len())
+        .with("room", room(trace, share));
+    let mut line = of_trace
+        .clone()
         .with("share_percent", share)
-        .with("room", room(trace, share))
         .with("optimum_refaults", optimum);
-    let mut all = Vec::new();
     for policy in policies {
         let Some(count) = count_of(found, policy.name, share) else {
             continue;
@@ -221,14 +227,20 @@ fn row(trace: &Trace, share: usize, policies: &[&'static Contestant], found: &[R
         // Nothing to compare with where the optimum never refaults.
         let ratio = (optimum > 0).then(|| rounded(count as f64 / optimum as f64));
         if policy.knowledge != Knowledge::Future {
-            row = row.with(policy.name, ratio);
+            line = line.with(policy.name, ratio);
         }
-        all.push(json!({
-            "policy": policy.name,
-            "knowledge": policy.knowledge.name(),
-            "refaults": count,
-            "ratio_to_optimum": ratio,
-        }));
+        let row = of_trace
+            .clone()
+            .with("policy", policy.name)
+            .with("knowledge", policy.knowledge.name())
+            .with("resident_share", rounded(share as f64 / 100.0))
+            .with("misses", count + trace.pages)
+            .with("refaults", count)
+            .with("ratio_to_optimum", ratio)
+            // Nothing is left to chance.
+            .with("runs", 1)
+            .with("spread", 1.0);
+        report.add(row);
     }
-    row.with("policies", all)
+    report.show(line);
 }

@@ -112,7 +112,12 @@ pub fn run(options: &Options) -> Result<Report> {
                 .with("at_start", rounded(series.at_start()))
                 .with("at_end", rounded(series.at_end()))
                 .with("slope_per_hour", rounded(series.slope_per_hour()))
-                .with("samples", series.len()),
+                .with("samples", series.len())
+                .with("runs", 1)
+                .with(
+                    "spread",
+                    Some(series.spread()).filter(|spread| spread.is_finite()),
+                ),
         );
     }
     let names: Vec<_> = guests.iter().map(|guest| guest.name()).collect();

@@ -37,6 +37,12 @@ impl Series {
         least(&self.0[self.0.len() - self.tenth()..])
     }
 
+    /// The largest sample over the smallest.
+    pub fn spread(&self) -> f64 {
+        let values = self.0.iter().map(|&(_, value)| value);
+        values.collect::<Samples>().spread()
+    }
+
     fn tenth(&self) -> usize {
         self.0.len().div_ceil(10)
     }

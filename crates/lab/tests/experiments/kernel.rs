@@ -63,6 +63,18 @@ fn synthetic_workloads_run_natively_and_are_verified() {
     ] {
         assert!(value(&rows, "native", workload, metric) > 0.0);
     }
+    let names = [
+        "contestant",
+        "workload",
+        "megabytes",
+        "processes",
+        "metric",
+        "value",
+        "unit",
+    ];
+    crate::schema::rows(&output, "kernel", &names);
+    let names = ["ratio_to_zram", "comparison", "total_megabytes"];
+    crate::schema::rows(&output, "kernel", &names);
     // Without zram there is no reference for the ratio.
     assert!(rows.iter().all(|row| row["ratio_to_zram"].is_null()));
 }

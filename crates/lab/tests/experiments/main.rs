@@ -5,6 +5,7 @@ mod growth;
 mod kernel;
 mod proactive;
 mod report;
+mod schema;
 mod soak;
 
 use std::path::PathBuf;

@@ -69,7 +69,8 @@ fn memfold_does_not_grow() {
         }
     }
     let hours = minutes.parse::<f64>().unwrap() / 60.0;
-    let rows = report["rows"].as_array().expect("rows");
+    let names = ["figure", "at_start", "at_end", "slope_per_hour"];
+    let rows = crate::schema::rows(&output, "soak", &names);
     let number = |figure: &str, name: &str| {
         let row = rows.iter().find(|row| row["figure"] == figure);
         let row = row.unwrap_or_else(|| panic!("no {figure}"));
