@@ -7,8 +7,8 @@ use std::ops::{Deref, DerefMut};
 
 /// A buffer for contents of pages, zeroed at first.
 ///
-/// It begins at a multiple of the page size. The kernel copies pages to and from other addresses, too, but on some CPUs a
-/// few times slower: to 16 bytes behind a multiple, as where `malloc` puts large blocks.
+/// It begins at a multiple of the page size: on some CPUs the kernel copies pages more slowly to 16 bytes behind one, where
+/// `malloc` puts large blocks.
 #[derive(Debug)]
 pub struct PageBuffer(Mapping);
 
