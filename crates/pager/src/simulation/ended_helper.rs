@@ -1,17 +1,12 @@
 //! A program whose helper is killed in the gate, before it has carried a run off, while another process uses its memory: the
 //! child of a `vfork` whose parent is killed. What is out comes back, and messages are read.
 
-use crate::bugs::Bug;
-use crate::simulation::adversity::Adversity;
-use crate::simulation::explore::config;
 use crate::simulation::history::{AREA_PAGES, History, places};
 use crate::simulation::model::memory::Memory;
-use crate::simulation::run::Memfold;
+use crate::simulation::run::begin;
 use crate::simulation::world::{World, named};
-use crate::simulation::{adversity, progress, sync, time};
+use crate::simulation::{explore, time};
 use shuttle::rand::Rng;
-use shuttle::scheduler::RandomScheduler;
-use shuttle::{MaxSteps, Runner};
 use std::sync::Arc;
 
 /// Steps after which an execution counts as hung.
@@ -31,30 +26,15 @@ const LIMIT: u64 = PAGES / 2;
 /// # Panics
 /// If a page is lost, or the program waits for good.
 pub fn run(seed: u64, schedules: usize) {
-    Bug::put_back(None);
-    progress::watch(false);
-    let scheduler = RandomScheduler::new_from_seed(seed, schedules);
-    Runner::new(scheduler, config(MaxSteps::FailAfter(MOST_STEPS))).run(move || execute(seed));
+    explore::scenario(seed, schedules, (MOST_STEPS, None), move || execute(seed));
 }
 
 fn execute(seed: u64) {
     let history = History {
-        threads: Vec::new(),
-        share_places: false,
-        limit: LIMIT,
-        stage: 4,
-        handlers: 2,
-        adversity: Adversity::default(),
-        prepared: false,
         carries: true,
-        locked: None,
-        seed,
+        ..History::of_scenario(seed, LIMIT)
     };
-    time::reset();
-    sync::reset();
-    adversity::begin(history.adversity, history.locked_range());
-    let world = Arc::new(World::new(&history));
-    let memfold = Memfold::start(&world, history.handlers);
+    let (world, memfold) = begin(&history);
     let memory = Arc::new(Memory::new(world.next_thread() as i32));
     memory.state().carries_left = Some(shuttle::rand::thread_rng().gen_range(0..MOST_RUNS));
     world.start(&memory);

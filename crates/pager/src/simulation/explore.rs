@@ -30,6 +30,20 @@ pub fn config(most: MaxSteps) -> Config {
     config
 }
 
+/// Executes a scenario in schedules that `seed` chooses, with a bug of the past if one is given. After `most_steps`, an
+/// execution counts as hung.
+pub(crate) fn scenario(
+    seed: u64,
+    schedules: usize,
+    (most_steps, bug): (usize, Option<Bug>),
+    execute: impl Fn() + Send + Sync + 'static,
+) {
+    Bug::put_back(bug);
+    progress::watch(false);
+    let scheduler = RandomScheduler::new_from_seed(seed, schedules);
+    Runner::new(scheduler, config(MaxSteps::FailAfter(most_steps))).run(execute);
+}
+
 /// Executes a history in `schedules` schedules, which `seed` chooses.
 ///
 /// # Panics

@@ -3,17 +3,13 @@
 //! before that thread can enter it again.
 
 use crate::bugs::Bug;
-use crate::simulation::adversity::Adversity;
-use crate::simulation::explore::config;
 use crate::simulation::history::{AREA_PAGES, History, places};
 use crate::simulation::model::memory::Memory;
-use crate::simulation::run::Memfold;
+use crate::simulation::run::begin;
 use crate::simulation::world::{World, named};
-use crate::simulation::{adversity, progress, sync, time};
+use crate::simulation::{explore, time};
 use shuttle::rand::Rng;
-use shuttle::scheduler::RandomScheduler;
 use shuttle::thread::JoinHandle;
-use shuttle::{MaxSteps, Runner};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -39,31 +35,13 @@ const LIMIT: u64 = PAGES - 2;
 /// # Panics
 /// If a program waits for the other one's gate.
 pub fn run(seed: u64, schedules: usize, bug: Option<Bug>) {
-    Bug::put_back(bug);
-    progress::watch(false);
-    let scheduler = RandomScheduler::new_from_seed(seed, schedules);
-    Runner::new(scheduler, config(MaxSteps::FailAfter(MOST_STEPS))).run(move || execute(seed));
+    explore::scenario(seed, schedules, (MOST_STEPS, bug), move || execute(seed));
 }
 
 fn execute(seed: u64) {
-    let history = History {
-        threads: Vec::new(),
-        share_places: false,
-        limit: LIMIT,
-        stage: 4,
-        // The fault of a program whose gate is held may keep one of them.
-        handlers: 2,
-        adversity: Adversity::default(),
-        prepared: false,
-        carries: false,
-        locked: None,
-        seed,
-    };
-    time::reset();
-    sync::reset();
-    adversity::begin(history.adversity, history.locked_range());
-    let world = Arc::new(World::new(&history));
-    let memfold = Memfold::start(&world, history.handlers);
+    // Of its two handlers, the fault of a program whose gate is held may keep one.
+    let history = History::of_scenario(seed, LIMIT);
+    let (world, memfold) = begin(&history);
     let programs = [0, 1].map(|_| Program::start(&world));
     let [held, other] = &programs;
     let until = other.written.clone();

@@ -105,6 +105,22 @@ pub struct History {
 }
 
 impl History {
+    /// That of a scenario, which has a program of its own: nothing goes wrong beside it.
+    pub(crate) fn of_scenario(seed: u64, limit: u64) -> History {
+        History {
+            threads: Vec::new(),
+            share_places: false,
+            limit,
+            stage: 4,
+            handlers: 2,
+            adversity: Adversity::default(),
+            prepared: false,
+            carries: false,
+            locked: None,
+            seed,
+        }
+    }
+
     /// The history of a seed.
     pub fn of_seed(seed: u64) -> History {
         let mut random = Random::new(seed);

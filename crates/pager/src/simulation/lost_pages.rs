@@ -1,16 +1,11 @@
 //! A child that has lost pages, as its parent was gone before they were read, and forks before it is killed.
 
-use crate::bugs::Bug;
-use crate::simulation::adversity::Adversity;
-use crate::simulation::explore::config;
 use crate::simulation::history::{AREA_PAGES, History, places};
 use crate::simulation::model::memory::Memory;
-use crate::simulation::run::Memfold;
+use crate::simulation::run::begin;
 use crate::simulation::world::{World, named};
-use crate::simulation::{adversity, progress, sync, time};
+use crate::simulation::{explore, time};
 use crate::supervised::space::AddressSpace;
-use shuttle::scheduler::RandomScheduler;
-use shuttle::{MaxSteps, Runner};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -22,30 +17,15 @@ const MOST_STEPS: usize = 1_000_000;
 /// # Panics
 /// If the child's child is not to be killed.
 pub fn run(seed: u64, schedules: usize) {
-    Bug::put_back(None);
-    progress::watch(false);
-    let scheduler = RandomScheduler::new_from_seed(seed, schedules);
-    Runner::new(scheduler, config(MaxSteps::FailAfter(MOST_STEPS))).run(move || execute(seed));
+    explore::scenario(seed, schedules, (MOST_STEPS, None), move || execute(seed));
 }
 
 fn execute(seed: u64) {
     let history = History {
-        threads: Vec::new(),
-        share_places: false,
-        limit: AREA_PAGES,
-        stage: 4,
         handlers: 1,
-        adversity: Adversity::default(),
-        prepared: false,
-        carries: false,
-        locked: None,
-        seed,
+        ..History::of_scenario(seed, AREA_PAGES)
     };
-    time::reset();
-    sync::reset();
-    adversity::begin(history.adversity, history.locked_range());
-    let world = Arc::new(World::new(&history));
-    let memfold = Memfold::start(&world, history.handlers);
+    let (world, memfold) = begin(&history);
     let memory = Arc::new(Memory::new(world.next_thread() as i32));
     world.start(&memory);
     let (beside, parent) = (world.clone(), memory.clone());

@@ -9,14 +9,20 @@ use crate::simulation::{adversity, sync, time};
 use shuttle::thread::JoinHandle;
 use std::sync::Arc;
 
-/// One execution of a history, as a thread of shuttle's.
-pub(crate) fn execute(history: &History) {
+/// Begins an execution: memfold's threads, and no program.
+pub(crate) fn begin(history: &History) -> (Arc<World>, Memfold) {
     time::reset();
     sync::reset();
     adversity::begin(history.adversity, history.locked_range());
     trace(|| "begins".to_owned());
     let world = Arc::new(World::new(history));
     let memfold = Memfold::start(&world, history.handlers);
+    (world, memfold)
+}
+
+/// One execution of a history, as a thread of shuttle's.
+pub(crate) fn execute(history: &History) {
+    let (world, memfold) = begin(history);
     let memory = Arc::new(Memory::new(world.next_thread() as i32));
     world.start(&memory);
     let threads: Vec<_> = history
