@@ -2,7 +2,7 @@
 
 use crate::supervised::events::read::Reader;
 use crate::supervised::fault::message::{Fault, Resolution};
-use crate::supervised::fault::primitives::wake;
+use crate::supervised::fault::primitives::{note_served, wake};
 use crate::supervised::fault::service::FaultService;
 use crate::supervised::fork::inheritance::Identified;
 use crate::supervised::space::AddressSpace;
@@ -116,13 +116,7 @@ fn serve_faults(
         match served {
             Resolution::Queued => {}
             Resolution::Retry | Resolution::GateMissed => retries.push((fault, thread)),
-            Resolution::Done => {
-                resources.latency.record(elapsed.as_nanos() as u64);
-                if !fault.protected {
-                    let counted = &space.sampling.counted_faults;
-                    counted.fetch_add(1, Ordering::Relaxed);
-                }
-            }
+            Resolution::Done => note_served(space, &fault, elapsed),
         }
         if index < new_faults {
             listener.note_fault(space, thread);

@@ -1,7 +1,7 @@
 //! Steps common to all kinds of faults: copy in, wake, handle an error, kill.
 
 use crate::page::{PageRange, VirtualPage};
-use crate::supervised::fault::message::Resolution;
+use crate::supervised::fault::message::{Fault, Resolution};
 use crate::supervised::kernel::Memory;
 use crate::supervised::space::AddressSpace;
 use memfold_sys::Errno;
@@ -23,6 +23,16 @@ pub(crate) fn copy(
     let end = page.plus(pages);
     space.cow.note_writable(PageRange { start: page, end });
     copied
+}
+
+/// Counts a fault that was served, and how long that took.
+pub(crate) fn note_served(space: &AddressSpace, fault: &Fault, elapsed: Duration) {
+    let nanoseconds = elapsed.as_nanos() as u64;
+    space.resources.latency.record(nanoseconds);
+    if !fault.protected {
+        let counted = &space.sampling.counted_faults;
+        counted.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// Wakes the threads that wait for the pages; they run on or fault again.

@@ -1,7 +1,7 @@
 //! The threads that serve faults on pages that lie on other machines.
 
 use crate::supervised::fault::message::{Admission, Resolution};
-use crate::supervised::fault::primitives::wake;
+use crate::supervised::fault::primitives::{note_served, wake};
 use crate::supervised::fault::remote::{RemoteFault, THREADS};
 use crate::supervised::fault::service::FaultService;
 use crate::supervised::group::Group;
@@ -47,10 +47,8 @@ fn serve(service: &mut FaultService, waiting: &RemoteFault) {
         let elapsed = read.elapsed();
         let resources = &space.resources;
         resources.note_wait(false, elapsed);
-        resources.latency.record(elapsed.as_nanos() as u64);
+        note_served(space, fault, elapsed);
         let remote = &resources.remote_latency;
         remote.record(elapsed.as_nanos() as u64);
-        let counted = &space.sampling.counted_faults;
-        counted.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -9,7 +9,7 @@ use crate::page::{PageRange, bytes};
 use crate::page_state::MOST_SKIPS;
 use crate::supervised::fault::deferred::DeferredFault;
 use crate::supervised::fault::message::{Admission, Resolution};
-use crate::supervised::fault::primitives::wake;
+use crate::supervised::fault::primitives::{note_served, wake};
 use crate::supervised::group::{Group, Watermarks};
 #[cfg(not(simulated))]
 use crate::supervised::reclaim::affinity::AffinityFollower;
@@ -265,21 +265,15 @@ impl Reclaimer {
                     }
                     continue;
                 }
-                Resolution::Retry => wake(space, fault.page, 1),
                 // The thread that may wait for another machine records it.
                 Resolution::Queued => continue,
-                Resolution::Done => {}
+                // It faults again, and counts once it is served.
+                Resolution::Retry => wake(space, fault.page, 1),
+                Resolution::Done => note_served(space, &fault, deferred.since.elapsed()),
             }
-            let (resources, waited) = (&self.group.resources, deferred.since.elapsed());
             // Of whatever kind it is, it waited for other pages to go out.
-            resources.note_wait(false, waited);
-            resources.latency.record(waited.as_nanos() as u64);
-            if !fault.protected {
-                space
-                    .sampling
-                    .counted_faults
-                    .fetch_add(1, Ordering::Relaxed);
-            }
+            let resources = &self.group.resources;
+            resources.note_wait(false, deferred.since.elapsed());
         }
     }
 
