@@ -188,7 +188,7 @@ impl Search {
         }
     }
 
-    /// Counts a history of so many steps.
+    /// Counts a history with this number of steps.
     fn count(&self, steps: u64) {
         self.done.fetch_add(1, Ordering::Relaxed);
         self.steps.fetch_add(steps, Ordering::Relaxed);

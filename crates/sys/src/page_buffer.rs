@@ -13,7 +13,7 @@ use std::ops::{Deref, DerefMut};
 pub struct PageBuffer(Mapping);
 
 impl PageBuffer {
-    /// A buffer of so many pages, which take memory when first touched.
+    /// A buffer of `pages` pages, which take memory when first touched.
     ///
     /// # Errors
     /// If the kernel has no addresses left, or no more mappings.
