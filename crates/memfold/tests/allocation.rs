@@ -40,7 +40,10 @@ fn exhaust() {
     const BLOCK: usize = 16 << 10;
     // SAFETY: what is allocated is left to the process.
     let mut blocks = (0..1024 * MIB / BLOCK).map(|_| unsafe { libc::malloc(BLOCK) });
-    assert!(blocks.any(|block| block.is_null()), "there is no limit");
+    assert!(
+        blocks.any(<*mut libc::c_void>::is_null),
+        "there is no limit"
+    );
 }
 
 /// What a fault needs is there before it: here, what decompresses Zstandard, in workers that never did.
