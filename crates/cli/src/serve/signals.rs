@@ -1,12 +1,16 @@
 //! The signals that end a disk.
 
 use crate::run::escalation::SAME_REQUEST;
+use memfold_sys::inherited::was_ignored;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
+/// Those that were not ignored at the start, as by `nohup` or by `&` in a script: a descriptor would get ignored signals,
+/// too.
 fn ends() -> SigSet {
     let ends = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
-    ends.into_iter().collect()
+    let ends = ends.into_iter();
+    ends.filter(|signal| !was_ignored(*signal as i32)).collect()
 }
 
 /// Has them come from a descriptor. To be called while there is one thread.

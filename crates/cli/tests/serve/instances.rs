@@ -1,7 +1,9 @@
 //! `memfold stat` and `memfold swapoff` with disks.
 
+use crate::raw_client::RawClient;
 use crate::support::{MEMFOLD, MIB, Served, has, memfold, run};
 use memfold_testing::skip;
+use nix::sys::signal::Signal;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
@@ -34,15 +36,31 @@ fn no_core_file_is_left_and_descriptors_are_as_many_as_may_be() {
     let line = limits.lines().find(|line| line.starts_with("Max open"));
     let words: Vec<_> = line.expect("a limit").split_whitespace().collect();
     assert_eq!(words[3], words[4], "{limits}");
-    served.signal(nix::sys::signal::Signal::SIGQUIT);
+    served.signal(Signal::SIGQUIT);
     let status = served.wait();
-    assert_eq!(
-        status.signal(),
-        Some(nix::sys::signal::Signal::SIGQUIT as i32)
-    );
+    assert_eq!(status.signal(), Some(Signal::SIGQUIT as i32));
     assert!(!status.core_dumped());
     let left = std::fs::read_dir(folder.path()).expect("a folder");
     assert_eq!(left.count(), 0);
+}
+
+/// `nohup` ignores SIGHUP, and a script SIGINT for what it starts by `&`.
+#[test]
+fn signals_that_were_ignored_at_the_start_do_not_end_a_disk() {
+    let mut command = Command::new("sh");
+    let script = "trap '' HUP INT; exec \"$0\" \"$@\"";
+    command.args(["-c", script, MEMFOLD]);
+    let served = Served::start_by(command, &["--size", "16M", "--limit", "16M"]);
+    let mut client = RawClient::of(&served);
+    let written = [7; 4096];
+    assert_eq!(client.write(0, &written), 0);
+    for signal in [Signal::SIGHUP, Signal::SIGINT] {
+        served.signal(signal);
+        // It would take milliseconds to end.
+        std::thread::sleep(Duration::from_millis(200));
+        assert_eq!(client.read(0, 4096), Ok(written.to_vec()), "{signal}");
+    }
+    served.end(Signal::SIGTERM);
 }
 
 /// What was stored in zspages of one length takes no address space from those of others.
@@ -98,7 +116,7 @@ fn stat_knows_a_disk_while_it_is_served() {
     let mut watching = watching.spawn().expect("memfold runs");
     std::thread::sleep(Duration::from_millis(300));
     let pid = served.pid();
-    served.end(nix::sys::signal::Signal::SIGTERM);
+    served.end(Signal::SIGTERM);
     let mut text = String::new();
     let stdout = watching.stdout.take().expect("a pipe");
     { stdout }.read_to_string(&mut text).expect("text");
