@@ -64,6 +64,15 @@ impl Leaf {
         }
     }
 
+    /// Whether all blocks are holes. Quick enough for each discard of one block: it ends at the first 64 blocks that are not
+    /// all holes, and looks at many at a time.
+    pub(crate) fn is_hole(&self) -> bool {
+        let (parts, _) = self.0.as_chunks::<64>();
+        let is_hole =
+            |part: &[u32; 64]| part.iter().fold(0, |all, entry| all | entry) == Self::HOLE;
+        parts.iter().all(is_hole)
+    }
+
     /// The slots of all blocks, in their order.
     pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> {
         (0..self.0.len()).filter_map(|index| match self.get(index) {
@@ -163,6 +172,13 @@ mod tests {
         );
         assert_eq!(leaf.slots().collect::<Vec<_>>(), [slot]);
         assert_eq!(leaf.replace(3, Block::Hole), Some(slot));
+        assert_eq!(leaf.replace(4, Block::Hole), None);
+        assert!(leaf.is_hole());
+        for index in [0, 64, 511] {
+            leaf.replace(index, Block::Zero);
+            assert!(!leaf.is_hole(), "{index}");
+            leaf.replace(index, Block::Hole);
+        }
     }
 
     #[test]

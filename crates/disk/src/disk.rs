@@ -328,7 +328,7 @@ impl<S: PageSource + 'static> Disk<S> {
 
     /// Sets whole blocks to zeros.
     fn zero_blocks(&self, blocks: Range<u64>, to: Block) {
-        let (mut discarded, mut slots) = (Vec::new(), Vec::new());
+        let (mut discarded, mut empty, mut slots) = (Vec::new(), Vec::new(), Vec::new());
         let mut block = blocks.start;
         while block < blocks.end {
             let number = block / LEAF_BLOCKS;
@@ -353,11 +353,15 @@ impl<S: PageSource + 'static> Disk<S> {
                     for block in block..end {
                         slots.extend(leaf.replace((block % LEAF_BLOCKS) as usize, to));
                     }
+                    if leaf.is_hole() {
+                        empty.extend(place.take());
+                    }
                 }
             }
             block = end;
         }
         self.memory.discard(discarded);
+        self.memory.free_leaves(empty);
         self.memory.space.release_bulk(&slots);
     }
 

@@ -86,6 +86,13 @@ impl<S: PageSource + 'static> Memory<S> {
         self.map.note_leaves(-count);
     }
 
+    /// Frees leaves without slots that were taken out of the map.
+    pub(crate) fn free_leaves(&self, leaves: Leaves) {
+        let count = leaves.len() as i64;
+        drop(leaves);
+        self.map.note_leaves(-count);
+    }
+
     /// Most bytes in use.
     pub(crate) fn limit(&self) -> u64 {
         self.room.limit()

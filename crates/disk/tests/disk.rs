@@ -377,6 +377,31 @@ fn zeros_and_words_take_next_to_nothing() {
     assert_eq!(disk.usage().same_filled_blocks, 16384);
 }
 
+/// The map of blocks that are gone would fill the limit of an empty disk.
+#[test]
+fn a_part_of_the_map_goes_with_its_last_block() {
+    const PART: u64 = 2 << 20;
+    let disk = disk(16 << 30, 8 << 20);
+    let mut scratch = Scratch::new();
+    for offset in (0..disk.size()).step_by(PART as usize) {
+        let block = vec![7; BLOCK as usize];
+        disk.write(offset, &block, &mut scratch).expect("room");
+        disk.discard(offset, BLOCK).expect("it is inside");
+    }
+    disk.write(0, &vec![0; PART as usize], &mut scratch)
+        .expect("there is room");
+    let before = disk.used_bytes();
+    disk.discard(0, PART / 2).expect("it is inside");
+    assert_eq!(disk.used_bytes(), before);
+    disk.discard(PART / 2, PART / 2).expect("it is inside");
+    assert_eq!(disk.used_bytes(), before - 2048);
+    // What is written later has another.
+    disk.write(BLOCK, b"data", &mut scratch).expect("room");
+    let mut back = [0; 4];
+    disk.read(BLOCK, &mut back, &mut scratch).expect("data");
+    assert_eq!(&back, b"data");
+}
+
 #[test]
 fn requests_outside_and_impossible_sizes_are_refused() {
     let disk = disk(1 << 20, 8 << 20);
