@@ -3,12 +3,23 @@
 use crate::address::Address;
 use crate::private_socket::PrivateSocket;
 use memfold_disk::nbd::Connection;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use rustix::net::sockopt;
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
+
+/// Of a path in a URI, all but these and letters and digits is encoded.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'/')
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
 
 /// A socket that listens.
 #[derive(Debug)]
@@ -90,15 +101,20 @@ impl AsFd for Listener {
 impl fmt::Display for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Listener::Unix(listener) => {
-                write!(f, "nbd+unix:///?socket={}", listener.path().display())
-            }
+            Listener::Unix(listener) => fmt_unix(listener.path(), f),
             Listener::Tcp(listener) => match listener.local_addr() {
                 Ok(address) => write!(f, "nbd://{address}"),
                 Err(_) => f.write_str("nbd://?"),
             },
         }
     }
+}
+
+fn fmt_unix(path: &Path, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    // Fails only without a working directory.
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let path = percent_encode(path.as_os_str().as_bytes(), ENCODED);
+    write!(f, "nbd+unix:///?socket={path}")
 }
 
 /// Has a connection end within two minutes where the client's machine is gone: it would keep its place.
@@ -136,6 +152,28 @@ mod tests {
         // That of a server that was killed.
         drop(UnixListener::bind(&path).unwrap());
         drop(Listener::bind(&address, false).expect("the stale one is replaced"));
+    }
+
+    #[test]
+    fn clients_elsewhere_can_use_the_uri_of_a_socket() {
+        struct Uri(&'static str);
+        impl fmt::Display for Uri {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt_unix(Path::new(self.0), f)
+            }
+        }
+        let uri = |path| Uri(path).to_string();
+        assert_eq!(
+            uri("/run/a-b_c.sock"),
+            "nbd+unix:///?socket=/run/a-b_c.sock"
+        );
+        assert_eq!(
+            uri("/a b/c&d+e#f%g?h;i=ü"),
+            "nbd+unix:///?socket=/a%20b/c%26d%2Be%23f%25g%3Fh%3Bi%3D%C3%BC"
+        );
+        let folder = std::env::current_dir().unwrap();
+        let folder = percent_encode(folder.as_os_str().as_bytes(), ENCODED);
+        assert_eq!(uri("./s"), format!("nbd+unix:///?socket={folder}/s"));
     }
 
     #[test]
