@@ -43,9 +43,34 @@ pub struct Service {
 pub struct Clients {
     came: u64,
     refused: u64,
+    /// Whether one could not be accepted.
+    waited: bool,
 }
 
 impl Clients {
+    /// Counts one that came, and was disconnected where this failed.
+    fn note(&mut self, welcomed: io::Result<()>) {
+        self.came += 1;
+        let Err(error) = welcomed else { return };
+        if self.refused == 0 {
+            log::warn!(
+                "a client was disconnected ({error}), and further ones are only counted; close \
+                 connections, or raise `ulimit -n`"
+            );
+        }
+        self.refused += 1;
+    }
+
+    /// Notes that one could not be accepted. It is not disconnected, and is tried again.
+    fn note_waiting(&mut self, error: &io::Error) {
+        if !std::mem::replace(&mut self.waited, true) {
+            log::warn!(
+                "cannot accept a client ({error}), which waits; close connections, or raise \
+                 `ulimit -n`"
+            );
+        }
+    }
+
     /// The same, with the CPU time so far.
     pub fn now(self) -> Served {
         Served {
@@ -95,25 +120,14 @@ impl Service {
 
     /// Takes the next client in, if there is one.
     fn welcome(&self, listener: &Listener, clients: &mut Clients) {
-        let welcomed = match listener.accept() {
-            Ok(None) => return,
-            Ok(Some(connection)) => {
-                clients.came += 1;
-                self.server.welcome(connection)
-            }
+        match listener.accept() {
+            Ok(None) => {}
+            Ok(Some(connection)) => clients.note(self.server.welcome(connection)),
             Err(error) => {
+                clients.note_waiting(&error);
                 std::thread::sleep(PAUSE);
-                Err(error)
             }
-        };
-        let Err(error) = welcomed else { return };
-        if clients.refused == 0 {
-            log::warn!(
-                "a client was disconnected ({error}), and further ones are only counted; close \
-                 connections, or raise `ulimit -n`"
-            );
         }
-        clients.refused += 1;
     }
 
     fn snapshot(&self, clients: Clients) -> Instance {
@@ -140,4 +154,22 @@ fn on_disk(disk: Arc<Disk<MappedSource>>) -> Executor {
         }
         Command::Detach { .. } => Err("a disk has no programs".to_owned()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_waits_is_not_disconnected() {
+        let mut clients = Clients::default();
+        let error = || io::Error::from(rustix::io::Errno::MFILE);
+        for _ in 0..10 {
+            clients.note_waiting(&error());
+        }
+        clients.note(Ok(()));
+        clients.note(Err(error()));
+        let now = clients.now();
+        assert_eq!((now.connections, now.refused), (2, 1));
+    }
 }
