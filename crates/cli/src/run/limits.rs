@@ -75,10 +75,7 @@ fn is_memory(kind: u64) -> bool {
 
 /// Notes what is most likely a mistake, and with `-v` which limit is in force.
 pub fn note(options: &HoldOptions, limit: Limit) {
-    let allowed = probe::memory_allowance().map_or(u64::MAX, |allowance| allowance.bytes);
-    for line in notes(limit, allowed) {
-        log::warn!("{line}");
-    }
+    let allowed = warn_of(limit);
     if options.verbose {
         let name = |bytes_of: Option<u64>| bytes_of.map_or("none".to_owned(), bytes);
         log::info!(
@@ -88,6 +85,15 @@ pub fn note(options: &HoldOptions, limit: Limit) {
             bytes(allowed)
         );
     }
+}
+
+/// Warns of limits that cannot be meant; returns how much memory this host or control group allows.
+pub fn warn_of(limit: Limit) -> u64 {
+    let allowed = probe::memory_allowance().map_or(u64::MAX, |allowance| allowance.bytes);
+    for line in notes(limit, allowed) {
+        log::warn!("{line}");
+    }
+    allowed
 }
 
 fn notes(limit: Limit, allowed: u64) -> Vec<String> {

@@ -17,14 +17,14 @@ use crate::format::bytes;
 use crate::messages;
 use crate::own_process;
 use crate::remote;
-use crate::run::limits::{DEFAULT_LIMIT, in_bytes, swap_file};
+use crate::run::limits::{DEFAULT_LIMIT, in_bytes, swap_file, warn_of};
 use crate::run::stats_file::StatsFile;
 use block_device::BlockDevice;
 use instance_folder::InstanceFolder;
 use listener::Listener;
 use memfold_disk::nbd::Server;
 use memfold_disk::{BLOCK, Disk, MAX_SIZE, NewDiskError};
-use memfold_pager::{MappedSource, open_swap_file};
+use memfold_pager::{Limit, MappedSource, open_swap_file};
 use memfold_remote::RemoteStore;
 use memfold_swap::{BlockShape, NewSwapSpaceError, SwapConfig, SwapSpace};
 use memfold_sys::memory::check_page_size;
@@ -142,6 +142,10 @@ fn disk(
         arguments.limit.unwrap_or(DEFAULT_LIMIT),
         LEAST_LIMIT,
     )?;
+    warn_of(Limit {
+        total_bytes: Some(limit),
+        resident_bytes: None,
+    });
     let file = swap_file(arguments.swap_file.as_deref(), arguments.swap_size)?;
     let blocks = size / BLOCK;
     let config = SwapConfig {

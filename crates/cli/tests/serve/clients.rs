@@ -207,6 +207,14 @@ fn what_does_not_fit_goes_to_a_store_on_other_machines() {
 }
 
 #[test]
+fn a_limit_above_what_there_is_is_warned_of() {
+    let served = Served::start(&["--size", "16M", "--limit", "1T"]);
+    let (_, said) = served.end(nix::sys::signal::Signal::SIGTERM);
+    let warning = "--limit 1.0 TiB is more than this host or control group allows";
+    assert!(said.contains(warning), "{said}");
+}
+
+#[test]
 fn mistakes_are_said_in_one_line() {
     let refused = |arguments: &[&str], words: &str| {
         let output = Command::new(MEMFOLD).arg("serve").args(arguments).output();
