@@ -117,7 +117,9 @@ fn fmt_unix(path: &Path, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     write!(f, "nbd+unix:///?socket={path}")
 }
 
-/// Has a connection end within two minutes where the client's machine is gone: it would keep its place.
+/// Has a connection end where the client's machine is gone, as it would keep its place: within two minutes if all replies
+/// have arrived, else when the kernel gives retransmission up (`tcp_retries2`). `TCP_USER_TIMEOUT` would be as quick there,
+/// but would also disconnect clients that are stopped with a full receive window, which would lose their disk.
 fn end_if_lost(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, Duration::from_secs(60))?;
