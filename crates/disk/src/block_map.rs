@@ -6,7 +6,7 @@
 
 use memfold_swap::Slot;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
 /// Blocks of a leaf.
 pub(crate) const LEAF_BLOCKS: u64 = 512;
@@ -84,6 +84,12 @@ impl Leaf {
 
 type Place = RwLock<Option<Box<Leaf>>>;
 type Region = Box<[Place]>;
+/// A leaf that is locked for readers.
+pub(crate) type ReadGuard<'a> = RwLockReadGuard<'a, Option<Box<Leaf>>>;
+
+/// A writer has or waits for the lock of a leaf.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Busy;
 
 /// The map of a disk.
 #[derive(Debug)]
@@ -102,11 +108,27 @@ impl BlockMap {
     }
 
     /// The leaf of a number, for readers; `None` if all its region is holes.
-    pub(crate) fn read(&self, leaf: u64) -> Option<RwLockReadGuard<'_, Option<Box<Leaf>>>> {
-        let region = self.regions[(leaf / REGION_LEAVES) as usize].get()?;
-        let place = &region[(leaf % REGION_LEAVES) as usize];
+    pub(crate) fn read(&self, leaf: u64) -> Option<ReadGuard<'_>> {
+        let place = self.place(leaf)?;
         // No critical section leaves a leaf half changed.
         Some(place.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The same without a wait.
+    pub(crate) fn try_read(&self, leaf: u64) -> Result<Option<ReadGuard<'_>>, Busy> {
+        let Some(place) = self.place(leaf) else {
+            return Ok(None);
+        };
+        match place.try_read() {
+            Ok(leaf) => Ok(Some(leaf)),
+            Err(TryLockError::Poisoned(leaf)) => Ok(Some(leaf.into_inner())),
+            Err(TryLockError::WouldBlock) => Err(Busy),
+        }
+    }
+
+    fn place(&self, leaf: u64) -> Option<&Place> {
+        let region = self.regions[(leaf / REGION_LEAVES) as usize].get()?;
+        Some(&region[(leaf % REGION_LEAVES) as usize])
     }
 
     /// The leaf of a number, for a change; its region is made.
@@ -124,8 +146,7 @@ impl BlockMap {
         &self,
         leaf: u64,
     ) -> Option<RwLockWriteGuard<'_, Option<Box<Leaf>>>> {
-        let region = self.regions[(leaf / REGION_LEAVES) as usize].get()?;
-        Some(Self::lock(&region[(leaf % REGION_LEAVES) as usize]))
+        Some(Self::lock(self.place(leaf)?))
     }
 
     fn lock(place: &Place) -> RwLockWriteGuard<'_, Option<Box<Leaf>>> {

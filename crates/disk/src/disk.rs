@@ -22,6 +22,9 @@ pub const MAX_SIZE: u64 = 1 << 50;
 /// Blocks read under one lock of a leaf, or stored in one batch. More makes fewer steps; fewer lets
 /// writers of neighbouring blocks wait for less.
 pub(crate) const BATCH: u64 = 32;
+/// Leaves of zeros that are no holes for which room is reserved at a time. More makes fewer steps, and may wait for room
+/// that is not needed.
+pub(crate) const LEAVES_ZEROED: u64 = 32;
 
 /// A disk. Any number of threads may use it.
 ///
@@ -300,10 +303,9 @@ impl<S: PageSource + 'static> Disk<S> {
 
     /// Makes blocks zeros that are no holes. Room is reserved for some at a time: they take less than a leaf may.
     fn keep_zeros(&self, blocks: Range<u64>, scratch: &mut Scratch) -> Result<(), DiskError> {
-        const LEAVES: u64 = 32;
         let mut block = blocks.start;
         while block < blocks.end {
-            let end = (block / LEAF_BLOCKS + LEAVES) * LEAF_BLOCKS;
+            let end = (block / LEAF_BLOCKS + LEAVES_ZEROED) * LEAF_BLOCKS;
             let end = end.min(blocks.end);
             let leaves = (end - 1) / LEAF_BLOCKS - block / LEAF_BLOCKS + 1;
             let _room = self.memory.reserve(leaves * LEAF_BYTES, 0, scratch)?;

@@ -103,6 +103,16 @@ impl<S: PageSource + 'static> Memory<S> {
         self.room.reserve(bytes, || self.used_bytes())
     }
 
+    /// Whether there is room for `bytes` more now.
+    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+        self.room.fits(bytes, self.used_bytes())
+    }
+
+    /// Whether blocks may be in a file or a store, which are waited for.
+    pub(crate) fn may_wait(&self) -> bool {
+        self.file.is_some() || self.remote.is_some()
+    }
+
     /// Reserves room for `bytes` more, however badly they compress, beside the `held` ones that this thread has reserved
     /// already. What other requests have reserved and do not use is waited for. Discarded blocks are freed, blocks are
     /// written back to the file or the store, and packed if the disk does that, until there is room. A swapoff,

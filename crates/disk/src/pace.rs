@@ -1,7 +1,9 @@
-//! How long a read takes.
+//! How long requests take.
 
-use crate::block_map::{Block, LEAF_BLOCKS};
-use crate::disk::{BLOCK, Disk};
+use crate::block_map::{Block, Busy, LEAF_BLOCKS};
+use crate::disk::{BLOCK, Disk, LEAVES_ZEROED};
+use crate::memory::LEAF_BYTES;
+use crate::write::MOST_STORED;
 use memfold_swap::TierKind;
 use std::ops::Range;
 use zsmalloc::PageSource;
@@ -17,25 +19,66 @@ pub(crate) enum Pace {
     Waits,
 }
 
+/// None of these waits, and what they tell may be outdated at once.
 impl<S: PageSource + 'static> Disk<S> {
-    /// How long it takes to read a range of the disk; `None` if part of it is a hole or zero. May be outdated at once.
+    /// How long it takes to read a range of the disk; `None` if part of it is a hole, zero, or being written.
     pub(crate) fn pace(&self, range: &Range<u64>) -> Option<Pace> {
-        let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
-        let pace = |block: u64| {
-            let leaf = self.memory.map.read(block / LEAF_BLOCKS);
-            let leaf = leaf.as_ref().and_then(|leaf| leaf.as_deref())?;
-            let Block::Stored(slot) = leaf.get((block % LEAF_BLOCKS) as usize) else {
-                return None;
-            };
-            // The leaf is locked, so the slot has a page.
-            Some(match self.memory.space.look_up(slot)?.0 {
-                TierKind::Block => Pace::Slow,
-                TierKind::File | TierKind::Remote => Pace::Waits,
-                _ => Pace::Fast,
-            })
-        };
-        blocks
-            .map(pace)
+        blocks(range)
+            .map(|block| self.pace_of(block).ok().flatten())
             .try_fold(Pace::Fast, |most, pace| Some(most.max(pace?)))
     }
+
+    /// The same of a block; `None` if it is a hole or zero.
+    fn pace_of(&self, block: u64) -> Result<Option<Pace>, Busy> {
+        let leaf = self.memory.map.try_read(block / LEAF_BLOCKS)?;
+        let block = leaf
+            .as_ref()
+            .and_then(|leaf| leaf.as_deref())
+            .map(|leaf| leaf.get((block % LEAF_BLOCKS) as usize));
+        let Some(Block::Stored(slot)) = block else {
+            return Ok(None);
+        };
+        // The leaf is locked, so the slot has a page.
+        let found = self.memory.space.look_up(slot);
+        Ok(found.map(|(tier, _)| match tier {
+            TierKind::Block => Pace::Slow,
+            TierKind::File | TierKind::Remote => Pace::Waits,
+            _ => Pace::Fast,
+        }))
+    }
+
+    /// Whether a read of a range of the disk may wait for the swap file or a store: also where a writer does, which has the
+    /// lock.
+    pub(crate) fn read_waits(&self, range: &Range<u64>) -> bool {
+        let waits = |block| {
+            !matches!(
+                self.pace_of(block),
+                Ok(None | Some(Pace::Fast | Pace::Slow))
+            )
+        };
+        self.memory.may_wait() && blocks(range).any(waits)
+    }
+
+    /// Whether a write of a range may wait for room, or for a block of which it writes a part.
+    pub(crate) fn write_waits(&self, range: &Range<u64>) -> bool {
+        let count = blocks(range).count() as u64;
+        !self.memory.has_room(LEAF_BYTES + count * MOST_STORED) || self.edge_waits(range)
+    }
+
+    /// Whether making a range zero may wait for room, or for a block of which it zeroes a part.
+    pub(crate) fn zero_waits(&self, range: &Range<u64>) -> bool {
+        let most = LEAVES_ZEROED * LEAF_BYTES + 2 * MOST_STORED;
+        !self.memory.has_room(most) || self.edge_waits(range)
+    }
+
+    fn edge_waits(&self, range: &Range<u64>) -> bool {
+        let is_in_block = |edge: &u64| !edge.is_multiple_of(BLOCK);
+        let mut edges = [range.start, range.end].into_iter().filter(is_in_block);
+        edges.any(|edge| self.read_waits(&(edge..edge + 1)))
+    }
+}
+
+/// The blocks of which a range has a part.
+fn blocks(range: &Range<u64>) -> Range<u64> {
+    range.start / BLOCK..range.end.div_ceil(BLOCK)
 }

@@ -92,6 +92,12 @@ impl Room {
         }
     }
 
+    /// Whether `bytes` more fit below the limit now, beside those `used` and those reserved.
+    pub(crate) fn fits(&self, bytes: u64, used: u64) -> bool {
+        let reserved = self.reserved.load(Ordering::Relaxed);
+        used.saturating_add(reserved).saturating_add(bytes) <= self.most()
+    }
+
     /// [`reserve`](Self::reserve), which waits for a while as long as others have reserved what is lacking and do not wait themselves. `held` bytes are this
     /// thread's. `None` if room must be made.
     pub(crate) fn reserve_after_others(

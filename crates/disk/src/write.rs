@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use zsmalloc::{MAX_CHAIN_PAGES, PageSource};
 
 /// Bytes by which storing a page may enlarge the pool: a zspage of its own.
-const MOST_STORED: u64 = (MAX_CHAIN_PAGES * PAGE_SIZE) as u64;
+pub(crate) const MOST_STORED: u64 = (MAX_CHAIN_PAGES * PAGE_SIZE) as u64;
 
 /// What became of a part of a block.
 enum Written {

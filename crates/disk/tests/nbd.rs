@@ -1,18 +1,20 @@
 //! The protocol, by a client that says each byte itself.
 
 mod common;
+mod memory_file;
 mod packing;
 
-use common::{disk, wait_until};
+use common::{disk, noise, wait_until};
 use memfold_disk::BLOCK;
 use memfold_disk::nbd::{Connection, MOST_CONNECTIONS, Server};
 use memfold_swap::Scratch;
 use memfold_testing::Random;
+use memory_file::{MemoryFile, disk_with, write_noise};
 use packing::{packing_disk, related};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zsmalloc::HeapSource;
 
 const SIZE: u64 = 64 << 20;
@@ -94,12 +96,7 @@ impl Client {
     }
 
     fn request(&mut self, command: u16, flags: u16, offset: u64, length: u32) {
-        self.say(0x2560_9513_u32.to_be_bytes());
-        self.say(flags.to_be_bytes());
-        self.say(command.to_be_bytes());
-        self.say(7_u64.to_be_bytes());
-        self.say(offset.to_be_bytes());
-        self.say(length.to_be_bytes());
+        self.say(request(command, flags, offset, length));
     }
 
     /// The chunks of a reply: type and contents.
@@ -126,6 +123,16 @@ impl Client {
             other => panic!("{other:?}"),
         }
     }
+}
+
+fn request(command: u16, flags: u16, offset: u64, length: u32) -> Vec<u8> {
+    let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
+    request.extend(flags.to_be_bytes());
+    request.extend(command.to_be_bytes());
+    request.extend(7_u64.to_be_bytes());
+    request.extend(offset.to_be_bytes());
+    request.extend(length.to_be_bytes());
+    request
 }
 
 const READ: u16 = 0;
@@ -423,4 +430,48 @@ fn slow_reads_that_came_together_are_shared_and_answered_in_order() {
             "each read was served alone"
         );
     }
+}
+
+/// The client may send the rest only once it has the reply.
+#[test]
+fn a_reply_does_not_wait_for_the_payload_of_the_next_request() {
+    let server = server();
+    let mut client = Client::ready(&server);
+    for (offset, errno) in [(0, 0), (SIZE, 28)] {
+        let read = request(READ, 0, BLOCK, 4096);
+        let write = request(WRITE, 0, offset, 4096);
+        client.say([read, write, vec![1; 28]].concat());
+        assert_eq!(client.chunks().len(), 1);
+        client.say([1; 4096 - 28]);
+        assert_eq!(client.errno(), errno);
+    }
+}
+
+#[test]
+fn a_reply_does_not_wait_for_room_that_the_next_request_needs() {
+    let file = MemoryFile::default();
+    let disk = Arc::new(disk_with(file.clone()));
+    write_noise(&disk, 0..40, &mut Scratch::new());
+    let server = Server::new(Arc::clone(&disk));
+    let mut client = Client::ready(&server);
+    let held = file.writes.write().expect("no panic");
+    let before = disk.usage().writes;
+    for block in 40 * 256.. {
+        let read = request(READ, 0, 40 * 256 * BLOCK - BLOCK, 4096);
+        let write = request(WRITE, 0, block * BLOCK, 4096);
+        let data = noise(block, BLOCK as usize);
+        client.say([read, write, data].concat());
+        assert_eq!(client.chunks().len(), 1);
+        let began = Instant::now();
+        let is_written = || disk.usage().writes - before > block - 40 * 256;
+        while !is_written() && began.elapsed() < Duration::from_millis(500) {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        if !is_written() {
+            break;
+        }
+        assert_eq!(client.errno(), 0);
+    }
+    drop(held);
+    assert_eq!(client.errno(), 0);
 }

@@ -77,10 +77,7 @@ impl<S: PageSource + 'static, R: Read, W: Write> Transmission<'_, S, R, W> {
         if self.team.is_some_and(Team::is_ending) {
             return Ok(false);
         }
-        // Before a wait for the client, it gets all its replies.
-        if self.from.buffer().len() < Request::BYTES {
-            self.send()?;
-        }
+        self.send_before_read(Request::BYTES as u64)?;
         let request = match Request::read(&mut self.from) {
             // A client may leave without a word between two requests.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
@@ -92,6 +89,9 @@ impl<S: PageSource + 'static, R: Read, W: Write> Transmission<'_, S, R, W> {
                 return Ok(false);
             }
             command::READ => {
+                if request.length <= MOST_BYTES {
+                    self.send_if_waits(request, Disk::read_waits)?;
+                }
                 if !self.read_together(request)? {
                     self.read(request)?;
                 }
@@ -101,6 +101,9 @@ impl<S: PageSource + 'static, R: Read, W: Write> Transmission<'_, S, R, W> {
                 self.reply(request, outcome)?;
             }
             _ => {
+                if request.command == command::WRITE_ZEROES {
+                    self.send_if_waits(request, Disk::zero_waits)?;
+                }
                 let outcome = self.other(request);
                 match outcome {
                     Ok(()) if request.command == command::BLOCK_STATUS => {
@@ -120,6 +123,27 @@ impl<S: PageSource + 'static, R: Read, W: Write> Transmission<'_, S, R, W> {
         self.to.write_all(&self.replies)?;
         self.replies.clear();
         self.to.flush()
+    }
+
+    /// Sends replies before a wait for the client's next `bytes`: it may need them before it sends these.
+    fn send_before_read(&mut self, bytes: u64) -> io::Result<()> {
+        if (self.from.buffer().len() as u64) < bytes && !self.replies.is_empty() {
+            self.send()?;
+        }
+        Ok(())
+    }
+
+    /// Sends replies before a request that may wait for the swap file, a store or room.
+    fn send_if_waits(
+        &mut self,
+        request: Request,
+        waits: impl Fn(&Disk<S>, &Range<u64>) -> bool,
+    ) -> io::Result<()> {
+        let range = self.disk.check(request.offset, request.length.into());
+        if !self.replies.is_empty() && range.is_ok_and(|range| waits(self.disk, &range)) {
+            self.send()?;
+        }
+        Ok(())
     }
 
     /// A reply without data.
@@ -185,22 +209,37 @@ impl<S: PageSource + 'static, R: Read, W: Write> Transmission<'_, S, R, W> {
             range.map(drop).map_err(|_| Errno::NoSpace)
         };
         if let Err(errno) = outcome {
-            skip(&mut self.from, length.into())?;
+            self.skip(length.into())?;
             return Ok(Err(errno));
         }
         let end = offset + u64::from(length);
         let mut at = offset;
         while at < end {
-            let piece = &mut self.piece[..piece_length(at, end)];
-            self.from.read_exact(piece)?;
-            let written = self.disk.write(at, piece, &mut self.scratch);
-            at += piece.len() as u64;
+            let length = piece_length(at, end);
+            self.send_before_read(length as u64)?;
+            self.from.read_exact(&mut self.piece[..length])?;
+            let piece = Request {
+                offset: at,
+                length: length as u32,
+                ..request
+            };
+            self.send_if_waits(piece, Disk::write_waits)?;
+            let written = self
+                .disk
+                .write(at, &self.piece[..length], &mut self.scratch);
+            at += length as u64;
             if let Err(error) = written {
-                skip(&mut self.from, end - at)?;
+                self.skip(end - at)?;
                 return Ok(Err(errno_of(error)));
             }
         }
         Ok(Ok(()))
+    }
+
+    /// Reads and drops what is left of a payload.
+    fn skip(&mut self, bytes: u64) -> io::Result<()> {
+        self.send_before_read(bytes)?;
+        skip(&mut self.from, bytes)
     }
 
     /// Serves a read, and those that came with it, side by side. `false` if it is served faster alone.
