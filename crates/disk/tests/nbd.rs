@@ -432,6 +432,27 @@ fn slow_reads_that_came_together_are_shared_and_answered_in_order() {
     }
 }
 
+#[test]
+fn reads_of_memory_do_not_wait_for_those_of_the_file_that_came_with_them() {
+    let file = MemoryFile::default();
+    let disk = Arc::new(disk_with(file.clone()));
+    write_noise(&disk, 0..40, &mut Scratch::new());
+    let server = Server::new(disk);
+    let mut client = Client::ready(&server);
+    let in_memory = 40 * 256 * BLOCK - BLOCK;
+    let reads = [0, BLOCK, in_memory].map(|offset| request(READ, 0, offset, 4096));
+    let held = file.reads.write().expect("no panic");
+    client.say(reads.concat());
+    let first = client.chunks().remove(0).1;
+    assert_eq!(first[..8], in_memory.to_be_bytes());
+    drop(held);
+    for _ in 0..2 {
+        let chunk = client.chunks().remove(0).1;
+        let offset = u64::from_be_bytes(chunk[..8].try_into().expect("eight bytes"));
+        assert!(noise(0, 2 * BLOCK as usize)[offset as usize..].starts_with(&chunk[8..]));
+    }
+}
+
 /// The client may send the rest only once it has the reply.
 #[test]
 fn a_reply_does_not_wait_for_the_payload_of_the_next_request() {

@@ -4,9 +4,9 @@
 //! extended headers, `NBD_CMD_CACHE`, `NBD_CMD_RESIZE`.
 //!
 //! Each connection has one thread and two buffers of [`BUFFER`] bytes; slow reads that came together are shared with
-//! a team of threads. Replies to requests that came together leave together, so a client that keeps several requests
-//! under way costs few system calls. All that a client sends is checked before it is used, and nothing is allocated by
-//! its word beyond the buffers' size: payloads and replies pass through the buffers in pieces.
+//! a team of threads. Replies to requests that came together leave together, or before a wait, so a client that keeps
+//! several requests under way costs few system calls. All that a client sends is checked before it is used, and nothing
+//! is allocated by its word beyond the buffers' size: payloads and replies pass through the buffers in pieces.
 
 mod handshake;
 mod server;

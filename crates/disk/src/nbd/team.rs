@@ -1,9 +1,9 @@
 //! Threads that serve reads of one client side by side.
 //!
 //! ```text
-//!  client ─► requests in the buffer ─► a batch of reads ─► replies, in order
-//!                                        ▲ each takes the next read until none is left
-//!                          connection's thread, and threads of the team that are free
+//!  client ─► requests in the buffer ─► a batch: quick reads, then those that wait ─► replies
+//!                                      └► connection's thread      threads of the ◄┘
+//!                                         from the front           team from the back
 //! ```
 //!
 //! - The protocol lets requests that are under way at a time take effect in any order.
@@ -11,7 +11,9 @@
 //!   a thread wakes.
 //! - The connection's thread takes part, and waits only for reads that another thread has taken: on a busy host, threads
 //!   that come late find nothing left.
-//! - Locks: `Batch::done` is held for no call. The queue's is held by the thread that waits for a job.
+//! - Before it takes a read that waits for the file or a store, and before it waits for others, it sends what is done. What
+//!   only CPUs were busy with is answered in the order of the requests.
+//! - Locks: `Batch::left` and `Batch::done` are held for no call. The queue's is held by the thread that waits for a job.
 
 use crate::disk::Disk;
 use crate::error::DiskError;
@@ -19,7 +21,7 @@ use crate::pace::Pace;
 use memfold_swap::Scratch;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -43,19 +45,23 @@ pub(super) struct OneRead {
     pub(super) pace: Pace,
 }
 
-/// Reads of one client that came together.
-struct Batch<S: PageSource + 'static> {
+/// Reads of one client that came together: first the quick ones.
+pub(super) struct Batch<S: PageSource + 'static> {
     disk: Arc<Disk<S>>,
     ending: Arc<AtomicBool>,
     reads: Vec<Range<u64>>,
-    /// The next that no thread has taken.
-    next: AtomicUsize,
+    /// The number of reads that wait neither for the file nor a store.
+    quick: usize,
+    /// Those that no thread has taken.
+    left: Mutex<Range<usize>>,
     done: Mutex<Done>,
-    all_done: Condvar,
+    /// Another is served that is waited for.
+    changed: Condvar,
 }
 
 struct Done {
-    outcomes: Vec<Outcome>,
+    /// By the index of each read that is served. The connection's thread takes them.
+    outcomes: Vec<(usize, Outcome)>,
     /// Reads that are not served yet.
     left: usize,
 }
@@ -74,39 +80,88 @@ struct Taken<'a, S: PageSource + 'static> {
 impl<S: PageSource + 'static> Drop for Taken<'_, S> {
     fn drop(&mut self) {
         let mut done = lock(&self.batch.done);
-        done.outcomes[self.index] = self.outcome.take();
+        done.outcomes.push((self.index, self.outcome.take()));
         done.left -= 1;
-        if done.left == 0 {
-            self.batch.all_done.notify_one();
+        if done.left == 0 || self.batch.waits() {
+            self.batch.changed.notify_one();
         }
     }
 }
 
 impl<S: PageSource + 'static> Batch<S> {
-    /// Serves reads until all are taken.
-    fn work(&self, scratch: &mut Scratch) {
-        // Each index goes to one thread. What is done with it is handed over by the lock.
-        while let index = self.next.fetch_add(1, Relaxed)
-            && let Some(range) = self.reads.get(index)
-        {
-            let mut taken = Taken {
-                batch: self,
-                index,
-                outcome: None,
-            };
-            if self.ending.load(Relaxed) {
-                continue;
+    /// Whether it has reads that wait for the file or a store.
+    pub(super) fn waits(&self) -> bool {
+        self.quick < self.reads.len()
+    }
+
+    /// For the connection's thread: serves reads that wait for nothing until all of them are taken.
+    pub(super) fn serve_quick(&self, scratch: &mut Scratch) {
+        let quick = |left: &mut Range<usize>| {
+            if left.start < self.quick {
+                left.next()
+            } else {
+                None
             }
-            let mut data = vec![0; (range.end - range.start) as usize];
-            let read = self.disk.read(range.start, &mut data, scratch);
-            taken.outcome = Some(read.map(|()| data));
+        };
+        while let Some(index) = self.take(quick) {
+            self.serve(index, scratch);
         }
     }
 
-    fn wait(&self) -> Vec<Outcome> {
-        let done = lock(&self.done);
-        let done = self.all_done.wait_while(done, |done| done.left > 0);
-        std::mem::take(&mut done.unwrap_or_else(PoisonError::into_inner).outcomes)
+    /// For the connection's thread: serves another; `false` if all are taken.
+    pub(super) fn serve_one(&self, scratch: &mut Scratch) -> bool {
+        let index = self.take(Iterator::next);
+        index.is_some_and(|index| {
+            self.serve(index, scratch);
+            true
+        })
+    }
+
+    /// For threads of the team: serves reads until all are taken.
+    fn work(&self, scratch: &mut Scratch) {
+        while let Some(index) = self.take(DoubleEndedIterator::next_back) {
+            self.serve(index, scratch);
+        }
+    }
+
+    fn take(&self, from: impl FnOnce(&mut Range<usize>) -> Option<usize>) -> Option<usize> {
+        from(&mut lock(&self.left))
+    }
+
+    fn serve(&self, index: usize, scratch: &mut Scratch) {
+        let mut taken = Taken {
+            batch: self,
+            index,
+            outcome: None,
+        };
+        if self.ending.load(Relaxed) {
+            return;
+        }
+        let range = &self.reads[index];
+        let mut data = vec![0; (range.end - range.start) as usize];
+        let read = self.disk.read(range.start, &mut data, scratch);
+        taken.outcome = Some(read.map(|()| data));
+    }
+
+    /// For the connection's thread: the outcomes of reads that are served and that it does not have yet.
+    pub(super) fn finished(&self) -> Vec<(usize, Outcome)> {
+        Self::outcomes(lock(&self.done))
+    }
+
+    /// The same, once all are served; or once another is, if some wait for the file or a store. None if it has all.
+    pub(super) fn wait(&self) -> Vec<(usize, Outcome)> {
+        let is_awaited =
+            |done: &mut Done| done.left > 0 && (done.outcomes.is_empty() || !self.waits());
+        let done = self.changed.wait_while(lock(&self.done), is_awaited);
+        Self::outcomes(done.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// In the order of the batch.
+    fn outcomes(mut done: MutexGuard<'_, Done>) -> Vec<(usize, Outcome)> {
+        let mut outcomes = std::mem::take(&mut done.outcomes);
+        drop(done);
+        outcomes.sort_unstable_by_key(|(index, _)| *index);
+        outcomes
     }
 }
 
@@ -184,9 +239,9 @@ impl<S: PageSource + 'static> Team<S> {
         }
     }
 
-    /// Serves reads inside the disk side by side; outcomes are in their order. `None` if that would take longer than one
-    /// after the other.
-    pub(super) fn serve(&self, reads: &[OneRead], scratch: &mut Scratch) -> Option<Vec<Outcome>> {
+    /// Begins to serve reads inside the disk side by side, of which those that wait are the last. `None` if that would take
+    /// longer than one after the other.
+    pub(super) fn begin(&self, reads: &[OneRead]) -> Option<Arc<Batch<S>>> {
         let helpers = self.helpers(reads);
         if helpers == 0 {
             return None;
@@ -196,20 +251,20 @@ impl<S: PageSource + 'static> Team<S> {
             disk: Arc::clone(&self.disk),
             ending: Arc::clone(&self.ending),
             reads: reads.iter().map(|read| read.range.clone()).collect(),
-            next: AtomicUsize::new(0),
+            quick: reads.partition_point(|read| read.pace < Pace::Waits),
+            left: Mutex::new(0..reads.len()),
             done: Mutex::new(Done {
-                outcomes: vec![None; reads.len()],
+                outcomes: Vec::with_capacity(reads.len()),
                 left: reads.len(),
             }),
-            all_done: Condvar::new(),
+            changed: Condvar::new(),
         });
         if let Some(jobs) = &self.jobs {
             // Where the queue is full, all are at work.
             let begin = |_: &usize| jobs.try_send(Arc::clone(&batch)).is_ok();
             (0..helpers).take_while(begin).for_each(drop);
         }
-        batch.work(scratch);
-        Some(batch.wait())
+        Some(batch)
     }
 }
 

@@ -9,6 +9,7 @@ use super::wire::{
 };
 use crate::disk::{BLOCK, Disk};
 use crate::error::DiskError;
+use crate::pace::Pace;
 use memfold_swap::Scratch;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::ops::Range;
@@ -251,30 +252,58 @@ impl<S: PageSource + 'static, R: Read, W: Write> Transmission<'_, S, R, W> {
             self.alone -= 1;
             return Ok(false);
         }
-        let (mut requests, mut reads) = (Vec::new(), Vec::new());
+        let mut together = Vec::new();
         let (mut next, mut bytes) = (Some(first), 0);
         let mut rest = self.from.buffer();
         while let Some(request) = next
             && let Some(read) = self.one_read(request)
             && bytes + request.length as usize <= BUFFER
-            && requests.len() < MOST_READS
+            && together.len() < MOST_READS
         {
             bytes += request.length as usize;
-            requests.push(request);
-            reads.push(read);
+            together.push((request, read));
             // One that makes no sense is met where it is served.
             let has_come = rest.len() >= Request::BYTES;
             next = has_come.then(|| Request::read(&mut rest).ok()).flatten();
         }
-        let Some(outcomes) = team.serve(&reads, &mut self.scratch) else {
+        together.sort_by_key(|(_, read)| read.pace == Pace::Waits);
+        let (requests, reads): (Vec<_>, Vec<_>) = together.into_iter().unzip();
+        let Some(batch) = team.begin(&reads) else {
             self.alone = requests.len().saturating_sub(1);
             return Ok(false);
         };
         self.from.consume((requests.len() - 1) * Request::BYTES);
-        for (request, outcome) in requests.into_iter().zip(outcomes) {
-            self.reply_with(request, outcome)?;
+        batch.serve_quick(&mut self.scratch);
+        if batch.waits() {
+            loop {
+                self.reply_to(&requests, batch.finished())?;
+                self.send()?;
+                if !batch.serve_one(&mut self.scratch) {
+                    break;
+                }
+            }
+        }
+        while let outcomes = batch.wait()
+            && !outcomes.is_empty()
+        {
+            self.reply_to(&requests, outcomes)?;
+            if batch.waits() {
+                self.send()?;
+            }
         }
         Ok(true)
+    }
+
+    /// Replies to reads of a batch, by their indices.
+    fn reply_to(
+        &mut self,
+        requests: &[Request],
+        outcomes: Vec<(usize, Outcome)>,
+    ) -> io::Result<()> {
+        for (index, outcome) in outcomes {
+            self.reply_with(requests[index], outcome)?;
+        }
+        Ok(())
     }
 
     /// The read of a request, if it can be served with others: its reply has one chunk.
