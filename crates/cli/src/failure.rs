@@ -1,8 +1,9 @@
 //! memfold's own failures: one line and an exit status.
 
 use crate::format::printable;
-use std::fmt;
+use crate::patient;
 use std::process::ExitCode;
+use std::{fmt, io};
 
 /// The program was not started, or memfold failed by itself.
 pub const OWN: u8 = 125;
@@ -35,7 +36,9 @@ impl Failure {
     /// Prints the message, fit for a terminal, and returns the exit code. Names of files, and what programs, runs and
     /// other machines say, may be in it.
     pub fn report(&self) -> ExitCode {
-        eprintln!("memfold: {}", printable(&self.message));
+        let line = format!("memfold: {}\n", printable(&self.message));
+        // The status tells of it even where standard error is full or its reader gone.
+        let _ = patient::write_all(&mut io::stderr(), line.as_bytes());
         ExitCode::from(self.status)
     }
 }

@@ -293,6 +293,24 @@ fn a_missing_interpreter_is_named() {
 }
 
 #[test]
+fn a_failure_that_cannot_be_printed_has_its_status_all_the_same() {
+    beside!(&[]);
+    for (arguments, status) in [
+        (&["run", "--", "no-such-program"][..], 127),
+        (&["run", "--bad"], 125),
+        (&["stat", "1"], 1),
+    ] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full");
+        let ended = Command::new(memfold())
+            .args(arguments)
+            .stderr(full.expect("/dev/full"))
+            .status()
+            .expect("memfold starts");
+        assert_eq!(ended.code(), Some(status), "{arguments:?}: {ended}");
+    }
+}
+
+#[test]
 fn shells_complete_commands_and_runs() {
     beside!(&["bash", "sleep"]);
     let complete = |line: &str| {
