@@ -14,7 +14,6 @@ use crate::report::{Programs, Snapshot, Statistics};
 use memfold_pager::{Attacher, Supervisor};
 use memfold_sys::probe::Managed;
 use memfold_sys::process::Process;
-use nix::sys::signal::Signal;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -109,10 +108,8 @@ impl AttachedWatch<'_> {
     }
 
     fn take_signals(&self, state: &mut State) {
-        use Signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
         while let Some(received) = self.signals.next() {
-            let asks = matches!(received.signal, SIGHUP | SIGINT | SIGQUIT | SIGTERM);
-            if asks && !received.was_ignored && !std::mem::replace(&mut state.detaches, true) {
+            if received.asks_to_end() && !std::mem::replace(&mut state.detaches, true) {
                 self.begin_to_detach(state);
             }
         }

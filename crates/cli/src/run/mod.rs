@@ -153,8 +153,17 @@ impl Subject<'_> {
     }
 }
 
-/// Holds programs until nothing is left to hold.
+/// Holds programs until nothing is left to hold, and ends as the program did.
 fn hold(arguments: &HoldOptions, subject: &Subject<'_>) -> Result<ExitCode, Failure> {
+    let outcome = hold_to_the_end(arguments, subject)?;
+    Ok(outcome.map_or(ExitCode::SUCCESS, Outcome::follow))
+}
+
+/// Returns how the program ended, which is not known of one that was attached.
+fn hold_to_the_end(
+    arguments: &HoldOptions,
+    subject: &Subject<'_>,
+) -> Result<Option<Outcome>, Failure> {
     // Before any descriptor is opened that could have its number.
     let stats_fd = arguments
         .stats_fd
@@ -179,7 +188,12 @@ fn hold(arguments: &HoldOptions, subject: &Subject<'_>) -> Result<ExitCode, Fail
     let signals =
         Signals::block().map_err(|error| Failure::own(format!("cannot block signals: {error}")))?;
     let original = process::harden()?;
-    let store = remote::open(&arguments.remote)?;
+    let store = remote::open(&arguments.remote);
+    // It may have waited for the store for long.
+    if let Some(signal) = signals.asks_to_end() {
+        return Ok(Some(Outcome::Killed(signal as i32)));
+    }
+    let store = store?;
     options.remote = store.as_ref().map(|store| RemoteOptions {
         tier: store.tier(),
         keep_copies: arguments.remote.remote_keep_copy,
@@ -219,7 +233,7 @@ fn hold(arguments: &HoldOptions, subject: &Subject<'_>) -> Result<ExitCode, Fail
     };
     ending.report(arguments, stats_file);
     messages::flush();
-    Ok(outcome.map_or(ExitCode::SUCCESS, Outcome::follow))
+    Ok(outcome)
 }
 
 /// Starts or attaches the program and watches until nothing is left to hold.
@@ -250,10 +264,12 @@ fn supervise(
              away is lost; programs that read with O_DIRECT or have io_uring's fixed buffers must lock them (mlock)"
         );
     }
-    let watched = match subject {
-        Subject::Program(program) => {
+    let watched = match (signals.asks_to_end(), subject) {
+        (Some(signal), _) => Watched::not_started(signal, name),
+        (None, Subject::Program(program)) => {
             let preload = supervisor.preload_path();
             let program = process::start(program, preload, signals, original)?;
+            signals.program_started();
             let watch = Watch {
                 supervisor,
                 signals,
@@ -266,7 +282,7 @@ fn supervise(
             };
             watch.until_done()
         }
-        Subject::Process(process) => {
+        (None, Subject::Process(process)) => {
             attach_to(supervisor, process)?;
             let watch = AttachedWatch {
                 supervisor,

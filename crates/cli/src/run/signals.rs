@@ -2,8 +2,8 @@
 //!
 //! The program stays in memfold's process group, so what the terminal sends (Ctrl-C, Ctrl-Z, a
 //! new window size) reaches it without memfold, which must only not die of it first. What is sent
-//! to memfold itself is passed on. A thread takes it in, so that it is seen whatever the rest of
-//! memfold waits for.
+//! to memfold itself is passed on, and so is what the terminal sent before there was a program, unless
+//! that ends the run. A thread takes it in, so that it is seen whatever the rest of memfold waits for.
 
 use super::escalation::Escalation;
 use super::received::Received;
@@ -15,6 +15,7 @@ use rustix::process::{getpid, getsid};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -52,13 +53,17 @@ const SI_KERNEL: i32 = 0x80;
 const SI_TIMER: i32 = -2;
 
 /// Whether the kernel sends a signal to memfold alone, in the program's place: to the leader of a session whose terminal is
-/// lost, and by timers that were set before memfold was executed. Others of its signals the terminal sends to the program,
-/// too, or they are about memfold's own CPU time.
-fn is_for_program(signal: Signal) -> bool {
-    use Signal::{SIGALRM, SIGCONT, SIGHUP, SIGPROF, SIGVTALRM};
+/// lost, by timers that were set before memfold was executed, and what the terminal sends while there is no program. Others
+/// of its signals the terminal sends to the program, too, or they are about memfold's own CPU time.
+fn is_for_program(signal: Signal, has_program: bool) -> bool {
+    use Signal::{
+        SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGPROF, SIGQUIT, SIGTSTP, SIGVTALRM, SIGWINCH,
+    };
+    let leads_session = || getsid(None).is_ok_and(|session| session == getpid());
     match signal {
         SIGALRM | SIGPROF | SIGVTALRM => true,
-        SIGHUP | SIGCONT => getsid(None).is_ok_and(|session| session == getpid()),
+        SIGHUP | SIGCONT => !has_program || leads_session(),
+        SIGINT | SIGQUIT | SIGTSTP | SIGWINCH => !has_program,
         _ => false,
     }
 }
@@ -74,8 +79,7 @@ struct Queue {
 #[derive(Debug)]
 pub struct Signals {
     children: SignalFd,
-    queue: Arc<Queue>,
-    escalation: Escalation,
+    taker: Arc<Taker>,
     original: SigSet,
 }
 
@@ -91,30 +95,45 @@ impl Signals {
         let original = all.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
         let source = SignalFd::with_flags(&passed_on, flags)?;
-        let queue = Arc::new(Queue {
+        let queue = Queue {
             received: Mutex::default(),
             arrived: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-        });
-        let escalation = Escalation::default();
-        let taker = Taker {
-            source,
-            queue: queue.clone(),
-            escalation: escalation.clone(),
         };
+        let taker = Arc::new(Taker {
+            source,
+            queue,
+            escalation: Escalation::default(),
+            has_program: AtomicBool::new(false),
+        });
+        let running = taker.clone();
         std::thread::Builder::new()
             .name("signals".to_owned())
-            .spawn(move || taker.run())?;
+            .spawn(move || running.run())?;
         Ok(Signals {
             children: SignalFd::with_flags(&children, flags)?,
-            queue,
-            escalation,
+            taker,
             original,
         })
     }
 
+    /// Before the program is started: the signal that asks the run to end, if one has come.
+    pub fn asks_to_end(&self) -> Option<Signal> {
+        self.taker.take_all();
+        let received = self.taker.queue.received();
+        let asks = received.iter().find(|one| one.asks_to_end())?;
+        Some(asks.signal)
+    }
+
+    /// The program exists: what the terminal sends reaches it without memfold. One signal that came after the fork may
+    /// be passed on all the same, to a program that has installed no handler yet.
+    pub fn program_started(&self) {
+        self.taker.take_all();
+        self.taker.has_program.store(true, Ordering::Relaxed);
+    }
+
     /// What becomes of the run when it is asked to end a second time.
     pub fn escalation(&self) -> &Escalation {
-        &self.escalation
+        &self.taker.escalation
     }
 
     /// The mask as memfold found it: the program's.
@@ -135,7 +154,7 @@ impl Signals {
 
     /// To wait for signals and the ends of children.
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
-        [self.children.as_fd(), self.queue.arrived.as_fd()]
+        [self.children.as_fd(), self.taker.queue.arrived.as_fd()]
     }
 
     /// The next signal, if one has come. The ends of children are none: they have only to be waited for.
@@ -143,14 +162,14 @@ impl Signals {
         while let Ok(Some(_)) = self.children.read_signal() {}
         let mut count = [0; 8];
         // Fails if nothing has come.
-        let _ = rustix::io::read(&self.queue.arrived, &mut count);
-        self.queue.received().pop_front()
+        let _ = rustix::io::read(&self.taker.queue.arrived, &mut count);
+        self.taker.queue.received().pop_front()
     }
 
     /// Forgets the stop signals that have come: memfold was stopped and continued since, as were the programs, which
     /// they would stop once more.
     pub fn forget_stops(&self) {
-        self.queue.received().retain(|one| !one.stops());
+        self.taker.queue.received().retain(|one| !one.stops());
     }
 }
 
@@ -176,14 +195,17 @@ impl Queue {
 }
 
 /// Takes signals in.
+#[derive(Debug)]
 struct Taker {
     source: SignalFd,
-    queue: Arc<Queue>,
+    queue: Queue,
     escalation: Escalation,
+    /// There is a program, which the terminal's signals reach. Relaxed: a flag alone.
+    has_program: AtomicBool,
 }
 
 impl Taker {
-    fn run(self) {
+    fn run(&self) {
         loop {
             let mut sources = [PollFd::from_borrowed_fd(self.source.as_fd(), PollFlags::IN)];
             let rest = self
@@ -196,12 +218,17 @@ impl Taker {
             });
             // An interruption only means to look sooner.
             let _ = poll(&mut sources, rest.as_ref());
-            while let Some(ends_run) = self.take() {
-                if ends_run {
-                    self.escalation.end_programs();
-                }
-            }
+            self.take_all();
             self.escalation.die_in_time();
+        }
+    }
+
+    /// Takes all that has come. Any thread may.
+    fn take_all(&self) {
+        while let Some(ends_run) = self.take() {
+            if ends_run {
+                self.escalation.end_programs();
+            }
         }
     }
 
@@ -228,7 +255,8 @@ impl Taker {
             };
             return Some(Received {
                 signal,
-                by_terminal: info.ssi_code == SI_KERNEL && !is_for_program(signal),
+                by_terminal: info.ssi_code == SI_KERNEL
+                    && !is_for_program(signal, self.has_program.load(Ordering::Relaxed)),
                 was_ignored: was_ignored(signal as i32),
             });
         }
@@ -238,6 +266,17 @@ impl Taker {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_terminals_signals_are_memfolds_until_there_is_a_program() {
+        for signal in [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTSTP] {
+            assert!(is_for_program(signal, false) && !is_for_program(signal, true));
+        }
+        assert!(
+            !is_for_program(Signal::SIGXCPU, false),
+            "memfold's own CPU time"
+        );
+    }
 
     #[test]
     fn a_continue_discards_stops_that_were_not_taken() {

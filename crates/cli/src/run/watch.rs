@@ -71,6 +71,20 @@ pub struct Watched {
     pub programs: Programs,
 }
 
+impl Watched {
+    /// This signal came before there was a program.
+    pub fn not_started(signal: Signal, name: Option<String>) -> Watched {
+        Watched {
+            outcome: Some(Outcome::Killed(signal as i32)),
+            unmanaged: 0,
+            programs: Programs {
+                name,
+                ..Programs::default()
+            },
+        }
+    }
+}
+
 /// What changes while it is watched.
 struct State {
     descendants: Descendants,
