@@ -54,7 +54,6 @@ struct State {
 impl AttachedWatch<'_> {
     /// Returns once nothing is held any more.
     pub fn until_done(self) -> Watched {
-        self.signals.escalation().disable();
         let mut state = State {
             attacher: self.supervisor.attacher(),
             started: Instant::now(),

@@ -283,6 +283,8 @@ fn supervise(
             watch.until_done()
         }
         (None, Subject::Process(process)) => {
+            // A second signal must not end memfold from here on: the program would end with it.
+            signals.escalation().disable();
             attach_to(supervisor, process)?;
             let watch = AttachedWatch {
                 supervisor,
