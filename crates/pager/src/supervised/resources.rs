@@ -68,7 +68,9 @@ pub(crate) struct Resources {
     /// Resident limit in bytes, as of the last
     /// [`Group::refresh_limit`](super::group::Group::refresh_limit).
     resident_limit: AtomicU64,
-    /// Resident bytes to which a command has memory reclaimed; `u64::MAX` without one.
+    /// Resident bytes to which each command under way has memory reclaimed.
+    reclaim_requests: Mutex<Vec<u64>>,
+    /// The least of them; `u64::MAX` without one.
     reclaim_target: AtomicU64,
     /// The same by proactive reclaim (`reclaim/proactive.rs`).
     proactive_target: AtomicU64,
@@ -127,6 +129,7 @@ impl Resources {
             short_of_descriptors: AtomicU64::new(0),
             waiting_pages: AtomicU64::new(0),
             resident_limit: AtomicU64::new(u64::MAX),
+            reclaim_requests: Mutex::default(),
             reclaim_target: AtomicU64::new(u64::MAX),
             proactive_target: AtomicU64::new(u64::MAX),
             search_wanted: AtomicBool::new(false),
@@ -228,10 +231,21 @@ impl Resources {
         self.resident_limit.load(Ordering::Relaxed)
     }
 
-    /// Has memory reclaimed down to so many resident bytes, whatever the limit is; `None`: no longer.
-    pub(crate) fn request_reclaim(&self, target: Option<u64>) {
-        self.reclaim_target
-            .store(target.unwrap_or(u64::MAX), Ordering::Relaxed);
+    /// Has memory reclaimed down to so many resident bytes, whatever the limit is, until the request is dropped. Of
+    /// several requests the lowest target holds.
+    pub(crate) fn request_reclaim(&self, target: u64) -> ReclaimRequest<'_> {
+        self.change_reclaim_requests(|requests| requests.push(target));
+        let resources = self;
+        ReclaimRequest { resources, target }
+    }
+
+    fn change_reclaim_requests(&self, change: impl FnOnce(&mut Vec<u64>)) {
+        let mut requests = lock(&self.reclaim_requests);
+        change(&mut requests);
+        let least = requests.iter().min().copied().unwrap_or(u64::MAX);
+        // Under the lock: an older minimum must not replace it.
+        self.reclaim_target.store(least, Ordering::Relaxed);
+        drop(requests);
         self.want_search();
         self.wake_reclaimer();
     }
@@ -325,5 +339,43 @@ impl Resources {
     /// Waits for [`Resources::wake_reclaimer`], at most `timeout`.
     pub(crate) fn wait_for_wake(&self, timeout: Duration) {
         self.reclaimer.wait(timeout);
+    }
+}
+
+/// A command that has memory reclaimed ([`Resources::request_reclaim`]).
+pub(crate) struct ReclaimRequest<'a> {
+    resources: &'a Resources,
+    target: u64,
+}
+
+impl Drop for ReclaimRequest<'_> {
+    fn drop(&mut self) {
+        self.resources.change_reclaim_requests(|requests| {
+            if let Some(own) = requests.iter().position(|target| *target == self.target) {
+                requests.swap_remove(own);
+            }
+        });
+    }
+}
+
+#[cfg(all(test, not(simulated)))]
+mod tests {
+    use super::*;
+    use memfold_swap::SwapConfig;
+
+    #[test]
+    fn a_request_that_ends_leaves_the_others() {
+        let space = SwapSpace::new(MappedSource::default(), SwapConfig::default());
+        let resources = Resources::new(space.expect("a swap space"));
+        let low = resources.request_reclaim(50);
+        let high = resources.request_reclaim(199);
+        let again = resources.request_reclaim(50);
+        drop(high);
+        assert_eq!(resources.reclaim_target(), Some(50));
+        drop(again);
+        assert_eq!(resources.reclaim_target(), Some(50));
+        drop(low);
+        assert_eq!(resources.reclaim_target(), None);
+        assert!(!resources.is_reclaim_awaited());
     }
 }

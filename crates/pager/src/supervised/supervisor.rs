@@ -376,20 +376,18 @@ impl Control {
     }
 
     /// Pages out so many bytes of resident memory, or as much as is resident, whatever the limit is. Programs
-    /// do not wait for that, and may bring back what they need. May take long; two at a time reclaim what the
-    /// later one asks for.
+    /// do not wait for that, and may bring back what they need. May take long; several at a time reclaim down to the
+    /// lowest target, and what is paged out counts for each.
     pub fn reclaim(&self, bytes: Option<u64>) -> Change {
         let before = self.0.stats();
         let resident = before.now.resident_bytes;
         let asked = bytes.unwrap_or(resident).min(resident);
         let target = resident - asked;
-        self.0.resources.request_reclaim(Some(target));
-        let change = self.wait_until_none_remains(&before, |stats| {
+        let _request = self.0.resources.request_reclaim(target);
+        self.wait_until_none_remains(&before, |stats| {
             let above = stats.now.resident_bytes.saturating_sub(target);
             above.min(asked.saturating_sub(paged_out(&before, stats)))
-        });
-        self.0.resources.request_reclaim(None);
-        change
+        })
     }
 
     /// Waits until nothing remains to be done, or for as long as less and less does.

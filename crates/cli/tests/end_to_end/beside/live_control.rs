@@ -6,7 +6,7 @@ use crate::support::{
 };
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// Touches 200 MiB that compress well, says so, and stays until a signal.
@@ -121,6 +121,16 @@ fn memory_goes_out_on_command() {
     // The program may have touched a few pages since.
     assert!(after + 48 * MIB <= before, "from {before} to {after}");
     assert!(after + 90 * MIB >= before, "from {before} to {after}");
+    // A command that ends leaves what another one asks for.
+    let mut long = Command::new(memfold())
+        .args(["reclaim", &program, "100M"])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("memfold runs");
+    std::thread::sleep(Duration::from_millis(30));
+    done(&["reclaim", &program, "1M"]);
+    let status = long.wait().expect("it ends");
+    assert!(status.success(), "{status}");
     done(&["reclaim", &program]);
     assert!(number(&run, "resident_bytes") < 20 * MIB);
     let output = command(&["reclaim", &program, "500M"]);
