@@ -171,6 +171,13 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
+    /// One of this user.
+    #[cfg(test)]
+    pub fn own(path: PathBuf) -> RunFolder {
+        let owner = rustix::process::geteuid().as_raw();
+        RunFolder { path, owner }
+    }
+
     /// Whether the run is the asking user's own.
     pub fn is_own(&self) -> bool {
         self.owner == rustix::process::geteuid().as_raw()
@@ -216,6 +223,14 @@ impl RunFolder {
         Ok(place)
     }
 
+    /// Whether a run or disk listens, even one that is stopped and has a full queue.
+    pub fn listens(&self) -> bool {
+        match self.connect(SOCKET, Instant::now()) {
+            Ok(_) => true,
+            Err(error) => error.kind() == ErrorKind::WouldBlock,
+        }
+    }
+
     /// Why a run or disk that listens gives no statistics; `None` if it gives them, or does not listen.
     fn complaint(&self, deadline: Instant) -> Option<String> {
         let (stream, pid) = self.connect(SOCKET, deadline).ok()?;
@@ -238,7 +253,7 @@ impl RunFolder {
     }
 
     /// Asks for the statistics.
-    fn ask(&self, deadline: Instant) -> io::Result<Instance> {
+    pub fn ask(&self, deadline: Instant) -> io::Result<Instance> {
         let (stream, pid) = self.connect(SOCKET, deadline)?;
         let document = read_all(stream, Some(deadline))?;
         let mut instance: Instance = serde_json::from_slice(&document)?;
@@ -310,22 +325,36 @@ pub fn is_meant(folder: &RunFolder, instance: &Instance, pid: u32) -> bool {
     instance.is_meant(pid, folder.is_own())
 }
 
-/// The statistics of the run or disk with this PID; of all without one. Those that take longer than
-/// `patience` to answer are left out.
-pub fn instances_of(pid: Option<u32>, patience: Duration) -> Vec<Instance> {
+/// The run or disk with this PID; all without one. Those that take longer than `patience` to answer are left out.
+pub fn find(pid: Option<u32>, patience: Duration) -> Vec<(RunFolder, Instance)> {
     let mut found = instances(patience);
     found.retain(|(folder, instance)| pid.is_none_or(|pid| is_meant(folder, instance, pid)));
-    found.into_iter().map(|(_, instance)| instance).collect()
+    found
+}
+
+/// Their statistics.
+pub fn instances_of(pid: Option<u32>, patience: Duration) -> Vec<Instance> {
+    let found = find(pid, patience).into_iter();
+    found.map(|(_, instance)| instance).collect()
+}
+
+/// What may be the folders of this user's runs and disks. Another user's home may have any number of entries.
+fn own_folders() -> impl Iterator<Item = RunFolder> {
+    let own_user = rustix::process::geteuid().as_raw();
+    let homes = runtime::homes().into_iter();
+    let own = homes.filter(move |(_, owner)| *owner == own_user);
+    own.flat_map(|(home, owner)| folders(&home, owner))
+}
+
+/// Whether a run or disk of this user listens, whether it gives statistics or not.
+pub fn does_any_listen() -> bool {
+    own_folders().any(|folder| folder.listens())
 }
 
 /// What is wrong with runs and disks of this user that listen, and give no statistics.
-pub fn complaints() -> Vec<String> {
+fn complaints() -> Vec<String> {
     let deadline = Instant::now() + PATIENCE;
-    let own_user = rustix::process::geteuid().as_raw();
-    // Another user's folder may have any number of entries.
-    let homes = runtime::homes().into_iter();
-    let own = homes.filter(|(_, owner)| *owner == own_user);
-    own.flat_map(|(home, owner)| folders(&home, owner))
+    own_folders()
         .filter_map(|folder| folder.complaint(deadline))
         .collect()
 }
@@ -380,8 +409,7 @@ mod tests {
     fn run_folder(home: &Path) -> RunFolder {
         let path = home.join("run");
         fs::create_dir_all(&path).unwrap();
-        let owner = rustix::process::geteuid().as_raw();
-        RunFolder { path, owner }
+        RunFolder::own(path)
     }
 
     fn soon() -> Instant {
@@ -474,7 +502,10 @@ mod tests {
             waiting.push(socket);
         }
         assert!(folder.ask(soon()).is_err());
+        assert!(folder.listens());
         assert!(began.elapsed() < Duration::from_secs(2));
+        drop(server);
+        assert!(!folder.listens());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::describe::print;
 use crate::failure::Failure;
 use crate::format::{bytes, grouped};
 use crate::instance::Instance;
-use crate::live::{self, nothing_runs_as};
+use crate::live::{self, PATIENCE, RunFolder, nothing_runs_as};
 use crate::report::Snapshot;
 use std::collections::HashMap;
 use std::io::{self, IsTerminal};
@@ -27,19 +27,53 @@ fn every(pid: Option<u32>, interval: Duration) -> String {
     }
 }
 
+/// What is watched.
+struct Watched {
+    pid: Option<u32>,
+    /// With a PID: where the statistics come from, once it was found. Others may be stopped and take their time.
+    folders: Vec<RunFolder>,
+}
+
+impl Watched {
+    fn new(pid: Option<u32>) -> Watched {
+        let folders = Vec::new();
+        Watched { pid, folders }
+    }
+
+    fn ask(&mut self) -> Vec<Instance> {
+        if !self.folders.is_empty() {
+            let ask = |folder: &RunFolder| folder.ask(Instant::now() + PATIENCE).ok();
+            return self.folders.iter().filter_map(ask).collect();
+        }
+        let (folders, found): (Vec<_>, Vec<_>) = live::find(self.pid, PATIENCE).into_iter().unzip();
+        if self.pid.is_some() {
+            self.folders = folders;
+        }
+        found
+    }
+
+    /// Whether there may be more to show where nothing has answered: what is stopped for a while goes on.
+    fn goes_on(&self) -> bool {
+        match self.pid {
+            Some(_) => self.folders.iter().any(RunFolder::listens),
+            None => live::does_any_listen(),
+        }
+    }
+}
+
 /// Prints until no run or disk is left.
 pub fn watch(pid: Option<u32>, interval: Duration, json: bool) -> Result<ExitCode, Failure> {
     let mut before: HashMap<u32, Instance> = HashMap::new();
     let mut lines = 0;
     let is_terminal = io::stdout().is_terminal();
     let mut next = Instant::now();
+    let mut watched = Watched::new(pid);
     loop {
-        let runs = live::instances_of(pid, live::PATIENCE);
+        let runs = watched.ask();
         if runs.is_empty() && lines == 0 {
             return Err(nothing_runs_as(pid, &every(pid, interval)));
         }
-        // One that is stopped for a while goes on.
-        if runs.is_empty() && live::complaints().is_empty() {
+        if runs.is_empty() && !watched.goes_on() {
             return Ok(ExitCode::SUCCESS);
         }
         let mut text = String::new();
@@ -161,7 +195,20 @@ mod tests {
         assert_eq!(every(Some(5), second * 7), "");
         assert_eq!(every(None, second), "");
     }
+
+    #[test]
+    fn a_pid_is_watched_until_it_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let server = Server::bind(folder.path(), live::SOCKET).unwrap();
+        let mut watched = Watched::new(Some(7));
+        watched.folders = vec![RunFolder::own(folder.path().to_owned())];
+        assert!(watched.goes_on(), "it is stopped");
+        drop(server);
+        assert!(watched.ask().is_empty() && !watched.goes_on());
+    }
+
     use crate::disk_report::{DiskSnapshot, DiskStatistics};
+    use crate::live::Server;
     use crate::report::{Programs, Statistics};
     use memfold_disk::DiskUsage;
     use memfold_pager::{Now, Stats, Totals};
