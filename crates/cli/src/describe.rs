@@ -36,18 +36,40 @@ fn script(shell: &str) -> Result<Vec<u8>, Failure> {
 
 /// Writes to standard output. A reader that closes it early is no failure.
 pub fn print(bytes: &[u8]) -> Result<ExitCode, Failure> {
-    let mut out = io::stdout().lock();
+    print_to_reader(bytes).map(|_| ExitCode::SUCCESS)
+}
+
+/// The same; returns whether there still is a reader.
+pub fn print_to_reader(bytes: &[u8]) -> Result<bool, Failure> {
+    write(&mut io::stdout().lock(), bytes)
+}
+
+fn write(out: &mut impl Write, bytes: &[u8]) -> Result<bool, Failure> {
     match out.write_all(bytes).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::own(format!(
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Failure::own(format!(
             "cannot write to standard output: {error}"
         ))),
-        _ => Ok(ExitCode::SUCCESS),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reader_that_closes_early_is_no_failure() {
+        let (reading, mut writing) = io::pipe().unwrap();
+        assert!(write(&mut writing, b"x").unwrap());
+        drop(reading);
+        assert!(!write(&mut writing, b"x").unwrap());
+        let mut full = std::fs::File::options()
+            .write(true)
+            .open("/dev/full")
+            .unwrap();
+        assert!(write(&mut full, b"x").is_err());
+    }
 
     #[test]
     fn zshs_script_calls_the_function_that_it_makes() {

@@ -1,6 +1,6 @@
 //! `memfold stat --watch`: a line for each run or disk and interval, as vmstat prints them.
 
-use crate::describe::print;
+use crate::describe::print_to_reader;
 use crate::failure::Failure;
 use crate::format::{bytes, grouped};
 use crate::instance::Instance;
@@ -8,6 +8,7 @@ use crate::live::{self, PATIENCE, RunFolder, nothing_runs_as};
 use crate::report::Snapshot;
 use std::collections::HashMap;
 use std::io::{self, IsTerminal};
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -91,8 +92,7 @@ pub fn watch(pid: Option<u32>, interval: Duration, json: bool) -> Result<ExitCod
             }
             lines += 1;
         }
-        print(text.as_bytes())?;
-        if is_closed() {
+        if !print_to_reader(text.as_bytes())? || is_closed(&io::stdout()) {
             return Ok(ExitCode::SUCCESS);
         }
         before = runs.into_iter().map(|run| (run.pid(), run)).collect();
@@ -102,16 +102,16 @@ pub fn watch(pid: Option<u32>, interval: Duration, json: bool) -> Result<ExitCod
     }
 }
 
-/// Whether the reader of standard output is gone.
-fn is_closed() -> bool {
+/// Whether the reader is gone, of whom a pipe reports an error and a socket a hang-up.
+fn is_closed(out: &impl AsFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let out = io::stdout();
-    let mut sources = [PollFd::new(&out, PollFlags::empty())];
+    let mut sources = [PollFd::new(out, PollFlags::empty())];
     let now = Timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    poll(&mut sources, Some(&now)).is_ok() && sources[0].revents().contains(PollFlags::ERR)
+    let gone = PollFlags::ERR | PollFlags::HUP;
+    poll(&mut sources, Some(&now)).is_ok() && sources[0].revents().intersects(gone)
 }
 
 fn header() -> String {
@@ -197,6 +197,18 @@ mod tests {
     }
 
     #[test]
+    fn a_reader_that_is_gone_is_noticed() {
+        let (reading, writing) = io::pipe().unwrap();
+        assert!(!is_closed(&writing));
+        drop(reading);
+        assert!(is_closed(&writing));
+        let (reading, writing) = UnixStream::pair().unwrap();
+        assert!(!is_closed(&writing));
+        drop(reading);
+        assert!(is_closed(&writing));
+    }
+
+    #[test]
     fn a_pid_is_watched_until_it_ends() {
         let folder = tempfile::tempdir().unwrap();
         let server = Server::bind(folder.path(), live::SOCKET).unwrap();
@@ -212,6 +224,7 @@ mod tests {
     use crate::report::{Programs, Statistics};
     use memfold_disk::DiskUsage;
     use memfold_pager::{Now, Stats, Totals};
+    use std::os::unix::net::UnixStream;
 
     fn run(uptime_seconds: f64, pages_in: u64, cpu: f64) -> Instance {
         let stats = Stats {
