@@ -8,6 +8,7 @@ use super::home::{Home, Names, SHARED};
 use memfold_sys::inherited;
 use memfold_sys::probe::{self, Check};
 use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags, accessat};
+use rustix::process::Uid;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -19,6 +20,9 @@ const HOME: &str = "memfold";
 const LONGEST_PATH: usize = memfold_sys::hello::SOCKET_PATH_MAX - 1;
 /// What comes after a base at most: the home, a run's folder and a socket in it.
 const LONGEST_REST: usize = "/memfold-123456-1234567890/123456789012/command.sock".len();
+
+/// Where systemd makes a folder for each user who is logged in.
+const RUNTIME_FOLDERS: &str = "/run/user";
 
 /// Where root's homes may be, the first that fits is taken: `/run` is mounted noexec on some
 /// distributions.
@@ -122,16 +126,35 @@ pub fn remedy() -> String {
     probe::folder_remedy(rustix::process::geteuid().is_root())
 }
 
+/// The folders in which this user's homes may be, and for root those of all users. Runs may have been started with
+/// another environment.
+fn folders_of_homes(bases: Vec<Base>, own: Uid) -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> = bases.into_iter().map(|base| base.path).collect();
+    if own.is_root() {
+        folders.extend(SHARED.map(PathBuf::from));
+        let entries = fs::read_dir(RUNTIME_FOLDERS)
+            .into_iter()
+            .flatten()
+            .flatten();
+        folders.extend(entries.map(|entry| entry.path()));
+    } else {
+        // `XDG_RUNTIME_DIR` of a session: cron, sudo -u and units with User= do not set it.
+        folders.push(Path::new(RUNTIME_FOLDERS).join(own.as_raw().to_string()));
+    }
+    let mut once = Vec::new();
+    for folder in folders {
+        if !once.contains(&folder) {
+            once.push(folder);
+        }
+    }
+    once
+}
+
 /// All homes that this user's questions may go to, with their owners: its own, and for root
 /// those of all users.
 pub fn homes() -> Vec<(PathBuf, u32)> {
     let own = rustix::process::geteuid();
-    let mut folders: Vec<PathBuf> = bases().into_iter().map(|base| base.path).collect();
-    if own.is_root() {
-        folders.extend(SHARED.map(PathBuf::from));
-        let entries = fs::read_dir("/run/user").into_iter().flatten().flatten();
-        folders.extend(entries.map(|entry| entry.path()));
-    }
+    let folders = folders_of_homes(bases(), own);
     let mut found: Vec<(PathBuf, u32)> = Vec::new();
     for entry in folders.iter().flat_map(fs::read_dir).flatten().flatten() {
         let is_home = entry.file_name().as_bytes().starts_with(HOME.as_bytes());
@@ -234,6 +257,20 @@ mod tests {
             fits(&spaced),
             Err("has a character that LD_PRELOAD cannot hold")
         );
+    }
+
+    #[test]
+    fn runs_of_a_session_are_found_without_its_variables() {
+        let local = |folders: &[&str]| folders.iter().map(Base::local).collect::<Vec<_>>();
+        let own = Uid::from_raw(1234);
+        let expected = ["/tmp", "/run/user/1234"].map(PathBuf::from);
+        assert_eq!(folders_of_homes(local(&["/tmp"]), own), expected);
+        let twice = local(&["/run/user/1234/", "/tmp", "/tmp"]);
+        let expected = ["/run/user/1234", "/tmp"].map(PathBuf::from);
+        assert_eq!(folders_of_homes(twice, own), expected);
+        let of_root = folders_of_homes(local(&["/tmp"]), Uid::ROOT);
+        let shared = SHARED.map(PathBuf::from);
+        assert_eq!(of_root[..shared.len()], shared);
     }
 
     #[test]
