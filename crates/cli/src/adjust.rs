@@ -9,7 +9,10 @@ use crate::format::{bytes, grouped};
 use crate::instance::Instance;
 use std::process::ExitCode;
 
-/// `memfold limit PID SIZE [--resident]`.
+/// Why memory stays.
+const WHY: &str = "locked, in use, incompressible, or not managed";
+
+/// `memfold limit PID SIZE [--resident]`: exit status 1 if the limit is not reached, though it holds from now on.
 pub fn limit(arguments: &LimitArguments) -> Result<ExitCode, Failure> {
     let (folder, run) = run_of(arguments.pid)?;
     let order = Command::Limit {
@@ -23,40 +26,45 @@ pub fn limit(arguments: &LimitArguments) -> Result<ExitCode, Failure> {
             } else {
                 "limit"
             };
-            print(limit_text(what, run, old, new, usage, arguments.resident).as_bytes())
+            print(format!("{}\n", limit_text(what, run, old, new, usage)).as_bytes())?;
+            reached(what, run, excess(new, usage, arguments.resident))
         }
         answer => Err(unexpected(&answer)),
     }
 }
 
 /// What changing a limit did, as one line.
-pub fn limit_text(
-    what: &str,
-    run: u32,
-    old: Option<u64>,
-    new: u64,
-    usage: Usage,
-    resident: bool,
-) -> String {
+pub fn limit_text(what: &str, run: u32, old: Option<u64>, new: u64, usage: Usage) -> String {
     let old = old.map_or("none".to_owned(), bytes);
-    let held = if resident {
-        usage.resident_after
-    } else {
-        usage.total_after
-    };
-    let reached = if held <= new {
-        ""
-    } else {
-        "; not reached yet, as no more memory can be paged out for now"
-    };
     format!(
-        "{what} of run {run}: {old} -> {}; in use: {} -> {}, of which resident: {} -> {}{reached}\n",
+        "{what} of run {run}: {old} -> {}; in use: {} -> {}, of which resident: {} -> {}",
         bytes(new),
         bytes(usage.total_before),
         bytes(usage.total_after),
         bytes(usage.resident_before),
         bytes(usage.resident_after),
     )
+}
+
+/// Bytes above a new limit that could not be paged out.
+pub fn excess(new: u64, usage: Usage, resident: bool) -> u64 {
+    let held = if resident {
+        usage.resident_after
+    } else {
+        usage.total_after
+    };
+    held.saturating_sub(new)
+}
+
+fn reached(what: &str, run: u32, excess: u64) -> Result<ExitCode, Failure> {
+    if excess == 0 {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let text = format!(
+        "the {what} of run {run} is in force, but not reached yet: {} could not be paged out for now ({WHY})",
+        bytes(excess)
+    );
+    Err(Failure::with_status(1, text))
 }
 
 /// `memfold reclaim PID [SIZE]`: exit status 1 if less than the size could be paged out.
@@ -87,7 +95,7 @@ pub fn reclaim(arguments: &ReclaimArguments) -> Result<ExitCode, Failure> {
         return Err(Failure::with_status(
             1,
             format!(
-                "{} of {} could not be paged out (locked, in use, incompressible, or not managed)",
+                "{} of {} could not be paged out ({WHY})",
                 bytes(asked - gone),
                 bytes(asked)
             ),
@@ -147,17 +155,28 @@ mod tests {
 
     #[test]
     fn a_change_is_confirmed_with_what_happened() {
-        let text = limit_text("limit", 7, Some(128 << 20), 64 << 20, USAGE, false);
+        let text = limit_text("limit", 7, Some(128 << 20), 64 << 20, USAGE);
         assert_eq!(
             text,
             "limit of run 7: 128 MiB -> 64.0 MiB; in use: 110 MiB -> 64.0 MiB, of which resident: \
-             100 MiB -> 40.0 MiB\n"
+             100 MiB -> 40.0 MiB"
         );
-        let text = limit_text("resident limit", 7, None, 32 << 20, USAGE, true);
+        let text = limit_text("resident limit", 7, None, 32 << 20, USAGE);
         assert!(
             text.starts_with("resident limit of run 7: none -> 32.0 MiB;"),
             "{text}"
         );
-        assert!(text.contains("not reached yet"), "{text}");
+    }
+
+    #[test]
+    fn a_limit_that_is_not_reached_is_a_failure() {
+        let changed = |new, resident| reached("limit", 7, excess(new, USAGE, resident));
+        assert!(changed(64 << 20, false).is_ok() && changed(40 << 20, true).is_ok());
+        assert!(changed(63 << 20, false).is_err());
+        let failure = format!("{:?}", changed(32 << 20, true).unwrap_err());
+        assert!(
+            failure.contains("8.0 MiB could not") && failure.contains("status: 1"),
+            "{failure}"
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! A limit is changed by keys: a size is typed, or a tenth more or less is proposed, and then confirmed.
 
-use crate::adjust::limit_text;
+use crate::adjust::{excess, limit_text};
 use crate::control::{self, Answer, Command, LEAST_LIMIT, run_of};
 use crate::format::bytes;
 use crate::instance::Instance;
@@ -45,8 +45,13 @@ impl LimitChange {
             run_of(self.pid).and_then(|(folder, pid)| control::command(&folder, pid, &order));
         match answer {
             Ok(Answer::Limit { old, new, usage }) => {
-                let text = limit_text(self.what(), self.pid, old, new, usage, self.resident);
-                text.trim_end().to_owned()
+                let text = limit_text(self.what(), self.pid, old, new, usage);
+                match excess(new, usage, self.resident) {
+                    0 => text,
+                    _ => format!(
+                        "{text}; not reached yet, as no more memory can be paged out for now"
+                    ),
+                }
             }
             Ok(_) => "the run gave another answer than expected".to_owned(),
             Err(failure) => format!("the {} is not changed: {}", self.what(), failure),
