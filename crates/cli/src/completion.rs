@@ -1,10 +1,12 @@
 //! What shells offer for the values of arguments: PIDs of runs and disks, commands.
 
 use crate::arguments::Arguments;
+use crate::failure::Failure;
 use crate::instance::Instance;
 use crate::live;
 use crate::report::Snapshot;
 use clap::{Command, CommandFactory};
+use clap_complete::CompleteEnv;
 use clap_complete::engine::{
     ArgValueCandidates, ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter,
 };
@@ -15,6 +17,23 @@ use std::time::Duration;
 
 /// How long runs are asked for their names while the user waits for a list.
 const PATIENCE: Duration = Duration::from_millis(300);
+
+/// Answers a shell that asks for completions; returns whether one has asked. Scripts of all shells ask by
+/// `COMPLETE=SHELL memfold -- WORD…`. The variable alone may be meant for a program that is to be run.
+pub fn answer() -> Result<bool, Failure> {
+    let line: Vec<_> = std::env::args_os().collect();
+    if line.get(1).is_none_or(|word| word != "--") {
+        return Ok(false);
+    }
+    let folder = std::env::current_dir().ok();
+    CompleteEnv::with_factory(command)
+        .try_complete(line, folder.as_deref())
+        .map_err(|error| {
+            let text = error.to_string();
+            let text = text.trim().trim_start_matches("error: ");
+            Failure::own(format!("cannot complete what COMPLETE asks for: {text}"))
+        })
+}
 
 /// The command line with what is offered for its values.
 pub fn command() -> Command {

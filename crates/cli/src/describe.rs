@@ -72,6 +72,17 @@ mod tests {
     }
 
     #[test]
+    fn all_scripts_ask_as_is_expected() {
+        for shell in Shells::builtins().names() {
+            let script = String::from_utf8(script(shell).unwrap()).unwrap();
+            assert!(
+                script.contains("memfold\" -- ") || script.contains("memfold -- "),
+                "{script}"
+            );
+        }
+    }
+
+    #[test]
     fn zshs_script_calls_the_function_that_it_makes() {
         let script = String::from_utf8(script("zsh").unwrap()).unwrap();
         assert!(script.starts_with("#compdef memfold\n"), "{script}");

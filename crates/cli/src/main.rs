@@ -36,7 +36,6 @@ mod usage_error;
 
 use arguments::{Arguments, Command};
 use clap::error::ErrorKind;
-use clap_complete::CompleteEnv;
 use failure::Failure;
 use memfold_sys::privilege;
 use std::process::ExitCode;
@@ -46,8 +45,11 @@ fn main() -> ExitCode {
     if let Err(failure) = lower_privileges() {
         return failure.report();
     }
-    // Only where a shell asks for completions.
-    CompleteEnv::with_factory(completion::command).complete();
+    match completion::answer() {
+        Ok(false) => {}
+        Ok(true) => return ExitCode::SUCCESS,
+        Err(failure) => return failure.report(),
+    }
     let arguments = match Arguments::of(std::env::args_os()) {
         Ok(arguments) => arguments,
         Err(error) => return refuse(&error),

@@ -311,6 +311,27 @@ fn a_failure_that_cannot_be_printed_has_its_status_all_the_same() {
 }
 
 #[test]
+fn a_variable_named_as_that_of_completions_is_the_programs() {
+    beside!(&["sh"]);
+    let memfold = |complete: &str, arguments: &[&str]| {
+        let output = Command::new(memfold())
+            .args(arguments)
+            .env("COMPLETE", complete)
+            .output()
+            .expect("memfold starts");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        (output.status.code(), text)
+    };
+    for value in ["bash", "1", ""] {
+        let script = "echo $COMPLETE; exit 3";
+        let run = ["run", "--limit", "64M", "--", "sh", "-c", script];
+        assert_eq!(memfold(value, &run), (Some(3), format!("{value}\n")));
+    }
+    let (status, _) = memfold("1", &["--", "memfold", "li"]);
+    assert_eq!(status, Some(125), "no such shell");
+}
+
+#[test]
 fn shells_complete_commands_and_runs() {
     beside!(&["bash", "sleep"]);
     let complete = |line: &str| {
