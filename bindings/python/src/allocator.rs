@@ -117,9 +117,9 @@ impl Limit {
             // SAFETY: both are mapped, of at least so many bytes, and distinct; the caller
             // does not access the allocation meanwhile.
             unsafe { ptr::copy_nonoverlapping(old.cast::<u8>(), new.cast(), region.len()) };
-            // Unmapped outside the lock, with the last reference.
-            let gone = regions().remove(&(old as usize));
-            drop(Detached::new(gone));
+            // The region is unmapped as this returns, outside the lock, and not `Detached`: until NumPy has stored the
+            // new address, other threads would write to the old memory.
+            regions().remove(&(old as usize));
         }
         new
     }

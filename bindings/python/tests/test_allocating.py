@@ -122,6 +122,30 @@ class Allocating(unittest.TestCase):
         del values, before, growing
         self.assertEqual(limit.stats()["mapped_bytes"], 0)
 
+    def test_a_resize_loses_no_write_of_another_thread(self):
+        limit = memfold.Limit("256M")
+        with limit.allocating():
+            values = numpy.zeros(500_000, "i8")
+        is_over = threading.Event()
+        lost = []
+
+        def write():
+            number = 0
+            while not is_over.is_set():
+                # Threads change between two rounds.
+                if values[0] != number:
+                    lost.append(number)
+                number += 1
+                values[0] = number
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        for length in range(1_000_000, 4_000_000, 500_000):
+            values.resize(length, refcheck=False)
+        is_over.set()
+        thread.join()
+        self.assertEqual(lost, [])
+
     def test_small_arrays_stay_outside(self):
         limit = memfold.Limit("8M")
         with limit.allocating():
