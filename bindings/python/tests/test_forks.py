@@ -92,6 +92,36 @@ class Forks(unittest.TestCase):
         )
         self.assertEqual(found.returncode, 0, found)
 
+    def test_a_child_forked_while_a_limit_is_made_makes_its_own(self):
+        found = run(
+            """
+            import signal, threading
+            native = memfold._memfold.Memfold
+            begun, forked = threading.Event(), threading.Event()
+            def make(*arguments):
+                if threading.current_thread() is not threading.main_thread():
+                    begun.set()
+                    forked.wait()
+                return native(*arguments)
+            memfold._memfold.Memfold = make
+            made = []
+            thread = threading.Thread(target=lambda: made.append(memfold.zeros(1000)))
+            thread.start()
+            begun.wait()
+            if (child := os.fork()) == 0:
+                signal.alarm(20)
+                memfold.zeros(1000)[:] = 1
+                memfold.limit("16M")
+                os._exit(memfold.stats()["limit_bytes"] != 16 << 20)
+            status = os.waitpid(child, 0)[1]
+            forked.set()
+            thread.join()
+            assert made[0].sum() == 0
+            sys.exit(os.waitstatus_to_exitcode(status))
+            """
+        )
+        self.assertEqual(found.returncode, 0, found)
+
     def test_arrays_that_outlive_their_limit_are_warned_of(self):
         for make in ("memfold.zeros(1000, limit='16M')", "under()"):
             found = run(

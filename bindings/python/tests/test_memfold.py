@@ -16,6 +16,7 @@ import warnings
 
 import numpy
 import memfold
+import programs
 
 MIB = 1 << 20
 EXAMPLE = os.path.join(os.path.dirname(__file__), "..", "examples", "ten_gigabytes.py")
@@ -219,6 +220,28 @@ class Arrays(unittest.TestCase):
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
         self.assertNotIsInstance(caught.exception, memfold.ModeUnavailableError)
+
+    def test_the_first_arrays_of_two_threads_are_under_one_limit(self):
+        found = programs.run(
+            "import memfold, sys, threading\n",
+            """
+            native = memfold._memfold.Memfold
+            both = threading.Barrier(2)
+            def make(*arguments):
+                made = native(*arguments)
+                both.wait()
+                return made
+            memfold._memfold.Memfold = make
+            arrays = []
+            threads = [threading.Thread(target=lambda: arrays.append(memfold.zeros(4096, "u1"))) for _ in "ab"]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            sys.exit(memfold.stats()["mapped_bytes"] != 8192)
+            """,
+        )
+        self.assertEqual(found.returncode, 0, found)
 
     def test_statistics_have_the_names_that_are_described(self):
         stats = memfold.Memfold("8M").stats()

@@ -18,6 +18,7 @@ A forked child does not inherit arrays: with ``multiprocessing``, use the ``spaw
 """
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Optional, TypeVar, Union
@@ -52,6 +53,15 @@ _lock = threading.Lock()
 _default: Optional[Limit] = None
 
 
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+# Another thread may hold it at a fork, and is not in the child.
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 def limit(
     size: Optional[Size] = None,
     *,
@@ -76,9 +86,15 @@ def _limit_of(given: Union[Limit, Size, None]) -> Limit:
         return given
     if given is not None:
         return Limit(given)
+    found = _default
+    if found is not None and not found._native.is_inherited():
+        return found
+    # Outside the lock, which a finalizer or a handler of a signal may ask for meanwhile in the same thread.
+    new = Limit()
     with _lock:
-        if _default is None or _default._native.is_inherited():
-            _default = Limit()
+        if _default is found:
+            _default = new
+        assert _default is not None
         return _default
 
 

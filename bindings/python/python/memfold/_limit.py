@@ -74,16 +74,13 @@ def _order_of(values: "NDArray[Any]", order: str) -> str:
     return order
 
 
-_warning = threading.Lock()
-_warned = False
+# Taken by the first warning, for good: a forked child may find it so.
+_warned = threading.Lock()
 
 
 def _warn_of_mode(mode: str, error: Exception) -> None:
-    global _warned
-    with _warning:
-        if _warned:
-            return
-        _warned = True
+    if not _warned.acquire(blocking=False):
+        return
     # The frame that made the limit, perhaps by memfold.limit().
     level = 1
     while sys._getframe(level).f_globals.get("__name__", "").partition(".")[0] == "memfold":
