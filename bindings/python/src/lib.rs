@@ -58,6 +58,12 @@ fn exception(error: Error) -> PyErr {
         | Error::RemoteOptions(_) => PyValueError::new_err(message),
         Error::TooMuchPinned { .. } => PyMemoryError::new_err(message),
         Error::ModeUnavailable { .. } => ModeUnavailableError::new_err(message),
+        Error::System { source, .. } => match source.raw_os_error() {
+            Some(libc::ENOMEM) => PyMemoryError::new_err(message),
+            // Python makes a subclass of it where it has one, such as PermissionError.
+            Some(errno) => PyOSError::new_err((errno, message)),
+            None => PyOSError::new_err(message),
+        },
         _ => PyOSError::new_err(message),
     }
 }

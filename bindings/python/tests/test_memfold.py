@@ -3,6 +3,7 @@
     python -m unittest discover bindings/python/tests
 """
 
+import errno
 import importlib.metadata
 import os
 import pickle
@@ -220,6 +221,7 @@ class Arrays(unittest.TestCase):
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
         self.assertNotIsInstance(caught.exception, memfold.ModeUnavailableError)
+        self.assertEqual(caught.exception.errno, errno.EMFILE)
 
     def test_the_first_arrays_of_two_threads_are_under_one_limit(self):
         found = programs.run(
@@ -242,6 +244,24 @@ class Arrays(unittest.TestCase):
             """,
         )
         self.assertEqual(found.returncode, 0, found)
+
+    def test_what_cannot_be_mapped_is_a_memory_error(self):
+        found = programs.run(
+            "import memfold, resource\n",
+            """
+            limit = memfold.Limit("8M")
+            with open("/proc/self/statm") as file:
+                used = int(file.read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), resource.RLIM_INFINITY))
+            try:
+                limit.zeros(1 << 40, "u1")
+            except MemoryError as error:
+                print(error)
+            assert limit.zeros(1 << 20, "u1").sum() == 0
+            """,
+        )
+        self.assertEqual(found.returncode, 0, found)
+        self.assertRegex(found.stdout, "cannot map a region: .*memory")
 
     def test_statistics_have_the_names_that_are_described(self):
         stats = memfold.Memfold("8M").stats()
