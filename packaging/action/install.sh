@@ -19,16 +19,20 @@ releases=${MEMFOLD_RELEASES:-https://github.com/memfold/memfold/releases/downloa
 from=$releases/v$MEMFOLD_VERSION
 folder=$RUNNER_TEMP/memfold-$MEMFOLD_VERSION
 mkdir -p "$folder"
-curl --fail --silent --show-error --location --retry 3 --output "$folder/memfold" "$from/memfold" \
+# Verified before it takes the place of one that an earlier step has installed.
+download=$(mktemp -p "$folder")
+trap 'rm -f "$download"' EXIT
+curl --fail --silent --show-error --location --retry 3 --output "$download" "$from/memfold" \
     || fail "cannot download $from/memfold"
 if [[ -z "${MEMFOLD_SHA256:-}" ]]; then
     sums=$(curl --fail --silent --show-error --location --retry 3 "$from/SHA256SUMS") \
         || fail "cannot download $from/SHA256SUMS"
     MEMFOLD_SHA256=$(awk '$2 == "memfold" { print $1 }' <<< "$sums")
 fi
-found=$(sha256sum "$folder/memfold" | cut -d ' ' -f 1)
+found=$(sha256sum "$download" | cut -d ' ' -f 1)
 [[ $found == "$MEMFOLD_SHA256" ]] || fail "$from/memfold has the checksum $found, not ${MEMFOLD_SHA256:-any}"
-chmod 755 "$folder/memfold"
+chmod 755 "$download"
+mv -f "$download" "$folder/memfold"
 echo "$folder" >> "$GITHUB_PATH"
 
 # On a runner of one's own the user may have the permission already, or need none: kernels before Linux 6.1 have no such

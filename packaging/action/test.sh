@@ -21,9 +21,15 @@ cp "$binary" "$release/memfold"
 "$here/install.sh" > "$work/log" || { cat "$work/log"; fail "install.sh failed"; }
 PATH=$(< "$GITHUB_PATH"):$PATH
 [[ $(command -v memfold) == "$RUNNER_TEMP"/* ]] || fail "memfold is not in PATH"
-# Another binary than the release's.
-if MEMFOLD_SHA256=00 "$here/install.sh" > "$work/log"; then fail "a wrong checksum was accepted"; fi
-grep --quiet '^::error::.*checksum' "$work/log" || fail "the checksum is not named: $(< "$work/log")"
+# Another binary than the release's: it replaces nothing, and is not kept.
+echo "echo wrong" > "$release/memfold"
+for sum in "" 00; do
+    if MEMFOLD_SHA256=$sum "$here/install.sh" > "$work/log"; then fail "a wrong checksum was accepted"; fi
+    grep --quiet '^::error::.*checksum' "$work/log" || fail "the checksum is not named: $(< "$work/log")"
+done
+cmp "$binary" "$(command -v memfold)" || fail "a rejected download is in PATH"
+[[ $(ls -A "$RUNNER_TEMP"/*) == memfold ]] || fail "a rejected download was kept: $(ls -A "$RUNNER_TEMP"/*)"
+cp "$binary" "$release/memfold"
 if MEMFOLD_VERSION=0 "$here/install.sh" > "$work/log" 2>&1; then fail "a missing release was installed"; fi
 
 # Without the device, as before Linux 6.1 and in containers: root needs none, and others read what the doctor says.
