@@ -1,6 +1,7 @@
 #!/bin/bash
 # Runs what action.yml runs, as a runner would: packaging/action/test.sh BINARY. As root.
 set -euo pipefail
+umask 022
 binary=$(realpath "$1")
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
@@ -34,7 +35,10 @@ if MEMFOLD_VERSION=0 "$here/install.sh" > "$work/log" 2>&1; then fail "a missing
 
 # Without the device, as before Linux 6.1 and in containers: root needs none, and others read what the doctor says.
 chmod 755 "$work"
-chmod 777 "$RUNNER_TEMP"
+install -d -o 65534 -g 65534 "$RUNNER_TEMP/other"
+# What runs as root is in there.
+writable=$(find "$work" -user root ! -type l -perm /022)
+[[ -z $writable ]] || fail "other users may write to $writable"
 install -m 755 "$here/install.sh" "$work"
 without_device() { # COMMAND...: with a sudo that fails
     unshare --mount bash -ec 'mkdir "$1/dev" "$1/bin" && mount -t tmpfs dev "$1/dev"
