@@ -5,8 +5,8 @@
 #   memfold_VERSION_amd64.deb, memfold-VERSION-1.x86_64.rpm, memfold-VERSION-x86_64.tar.xz
 #   memfold.debug    symbols of the binary in all of them (docs/packaging.md)
 #
-# Both packages are made of one tree, so they cannot differ. Needs Debian or Ubuntu with dpkg-deb, rpmbuild (package rpm), a
-# toolchain of rustup, and what release.sh and licences.py need. MEMFOLD_DIST is a folder that release.sh has filled already.
+# Both packages are made of one tree, so they cannot differ. Needs dpkg-deb, rpmbuild (package rpm) and what release.sh needs.
+# MEMFOLD_DIST is a folder that release.sh has filled already.
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/..")
 out=$(realpath -m "${1:-$root/target/packages}")
@@ -16,7 +16,6 @@ umask 022
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$out"
-triple=${TARGET:-x86_64-unknown-linux-musl}
 dist=${MEMFOLD_DIST:-target/dist}
 [[ -n "${MEMFOLD_DIST:-}" ]] || packaging/release.sh "$dist"
 version=$("$dist/memfold" --version | awk '{ print $2 }')
@@ -49,9 +48,7 @@ put 644 README.md usr/share/doc/memfold/README.md
 for page in docs/*; do put 644 "$page" "usr/share/doc/memfold/$page"; done
 put 644 CHANGELOG.md usr/share/doc/memfold/changelog
 gzip --best --no-name "$tree/usr/share/doc/memfold/changelog"
-packaging/licences.py "$triple" > "$work/copyright"
-put 644 "$work/copyright" usr/share/doc/memfold/copyright
-put 644 "$(rustc --print sysroot)/share/doc/rust/COPYRIGHT-library.html" usr/share/doc/memfold/copyright-rust.html
+for notices in copyright copyright-rust.html; do put 644 "$dist/$notices" "usr/share/doc/memfold/$notices"; done
 "$dist/memfold" man --dir "$tree/usr/share/man/man1"
 gzip --best --no-name "$tree"/usr/share/man/man1/*.1
 completion() {

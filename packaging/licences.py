@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""Prints the licences of memfold and of all that is linked into its binary: packaging/licences.py [TARGET].
+"""Prints the licences of memfold and of all that is linked into its binary, or into the Python package's library.
 
-Of each crate all licence files in its sources, so those of the C libraries it brings, too; and that of the C library.
-Fails where a crate has none. (Rust's own: share/doc/rust/COPYRIGHT-library.html of the toolchain.)
+    packaging/licences.py [--python] [TARGET]
+
+Of each crate all licence files in its sources, so those of the C libraries it brings, too; and that of the C library where it
+is linked, from Debian's or Ubuntu's package. Fails where a crate has none. (Rust's own: share/doc/rust/COPYRIGHT-library.html
+of the toolchain.)
 """
 
 import json
@@ -12,7 +15,12 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TARGET = sys.argv[1] if len(sys.argv) > 1 else "x86_64-unknown-linux-musl"
+IS_PYTHON = "--python" in sys.argv[1:]
+FOLDER, PACKAGE, WHAT, USUAL_TARGET = (
+    (ROOT / "bindings/python", "memfold-python", "library", "x86_64-unknown-linux-gnu") if IS_PYTHON
+    else (ROOT, "memfold-cli", "binary", "x86_64-unknown-linux-musl")
+)
+TARGET = next((word for word in sys.argv[1:] if not word.startswith("--")), USUAL_TARGET)
 # The C library that is linked, and where Debian's packages (musl of musl-tools, libc6) have its licence.
 C_LIBRARY, ITS_LICENCE = (
     ("musl", "/usr/share/doc/musl/copyright") if TARGET.endswith("-musl") else ("glibc", "/usr/share/doc/libc6/copyright")
@@ -24,13 +32,13 @@ RULE = "=" * 80
 
 
 def cargo(*arguments):
-    return subprocess.run(["cargo", *arguments], cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE).stdout
+    return subprocess.run(["cargo", *arguments], cwd=FOLDER, check=True, text=True, stdout=subprocess.PIPE).stdout
 
 
 def linked():
     """Names and versions of the crates that are linked, without ours."""
     lines = cargo(
-        "tree", "--locked", "--package=memfold-cli", "--edges=normal,no-proc-macro", "--prefix=none",
+        "tree", "--locked", f"--package={PACKAGE}", "--edges=normal,no-proc-macro", "--prefix=none",
         f"--target={TARGET}", "--format={p}",
     ).splitlines()
     packages = (line.split() for line in lines if "/" not in line)
@@ -61,13 +69,17 @@ def main():
             missing.append(f"{' '.join(key)} ({package['license']}, {package['repository']})")
         for text, name in found.items():
             users.setdefault(text, []).append(f"{' '.join(key)}: {package['license']} ({name})")
-    users.setdefault(pathlib.Path(ITS_LICENCE).read_text().strip(), []).append(f"{C_LIBRARY}, the C library")
+    if not IS_PYTHON:
+        try:
+            users.setdefault(pathlib.Path(ITS_LICENCE).read_text().strip(), []).append(f"{C_LIBRARY}, the C library")
+        except FileNotFoundError:
+            missing.append(f"{C_LIBRARY} (Debian and Ubuntu have it in {ITS_LICENCE})")
     if missing:
-        sys.exit("licences.py: no licence file in " + "; ".join(missing))
+        sys.exit("licences.py: no licence file of " + "; ".join(missing))
     print("memfold is available under either of two licences, as you like: MIT or Apache-2.0.\n")
     print((ROOT / "LICENSE-MIT").read_text())
     print((ROOT / "LICENSE-APACHE").read_text())
-    print("The binary contains the following, each under its own licence.\n")
+    print(f"The {WHAT} contains the following, each under its own licence.\n")
     for text, names in users.items():
         print(RULE, *names, RULE, "", text, "", sep="\n")
 

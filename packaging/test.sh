@@ -165,7 +165,7 @@ done
 echo "== image"
 mkdir "$work/image"
 tar --extract --file "$(echo "$packages"/memfold-*-x86_64.tar.xz)" --directory "$work/image" --strip-components 1
-cp "$work"/image/usr/bin/memfold "$work"/image/usr/share/doc/memfold/copyright "$work/image"
+cp "$work"/image/usr/bin/memfold "$work"/image/usr/share/doc/memfold/copyright* "$work/image"
 cat > "$work/image/Copied" << 'RECIPE'
 FROM localhost/base
 COPY --from=localhost/memfold /usr/bin/memfold /usr/bin/memfold
