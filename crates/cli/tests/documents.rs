@@ -104,23 +104,68 @@ fn links_lead_somewhere() {
             if link.contains("://") {
                 continue;
             }
-            let (file, fragment) = link.split_once('#').unwrap_or((&link, ""));
-            let target = match file {
-                "" => document.clone(),
-                file => document.parent().expect("a folder").join(file),
-            };
-            let place = format!("{} links to {link}", document.display());
-            assert!(target.exists(), "{place}, which is not there");
-            if !fragment.is_empty() {
-                let text = fs::read_to_string(&target).expect("a document");
-                let mut headings = text.lines().filter(|line| line.starts_with('#'));
-                let is_there = headings.any(|line| anchor(line) == fragment);
-                assert!(is_there, "{place}: no such heading");
-            }
+            follow(&document, document.parent().expect("a folder"), &link);
             checked += 1;
         }
     }
     assert!(checked > 20, "{checked} links were found");
+}
+
+/// Fails if a document's link, which is relative to a folder, leads nowhere.
+fn follow(document: &Path, folder: &Path, link: &str) {
+    let (file, fragment) = link.split_once('#').unwrap_or((link, ""));
+    let target = match file {
+        "" => document.to_owned(),
+        file => folder.join(file),
+    };
+    let place = format!("{} links to {link}", document.display());
+    assert!(
+        target.exists(),
+        "{place}, which is not in {}",
+        folder.display()
+    );
+    if !fragment.is_empty() {
+        let text = fs::read_to_string(&target).expect("a document");
+        let mut headings = text.lines().filter(|line| line.starts_with('#'));
+        let is_there = headings.any(|line| anchor(line) == fragment);
+        assert!(is_there, "{place}: no such heading");
+    }
+}
+
+/// crates.io follows relative links from the package's folder, wherever its README lies, and `PyPI` follows none.
+#[test]
+fn links_of_published_packages_lead_somewhere() {
+    let root = repository();
+    let mut packages = vec![(root.join("bindings/python"), "README.md".to_owned())];
+    for folder in fs::read_dir(root.join("crates")).expect("the crates") {
+        let folder = folder.expect("a crate").path();
+        let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap_or_default();
+        let readme = manifest
+            .lines()
+            .find_map(|line| line.strip_prefix("readme = "));
+        if let Some(readme) = readme {
+            packages.push((folder, readme.trim_matches('"').to_owned()));
+        }
+    }
+    assert!(packages.len() > 6, "{packages:?}");
+    for (folder, readme) in packages {
+        let readme = folder.join(readme);
+        for link in links(&fs::read_to_string(&readme).expect("a README")) {
+            let online = ["blob", "raw"].iter().find_map(|view| {
+                link.strip_prefix(&format!("https://github.com/memfold/memfold/{view}/main/"))
+            });
+            if let Some(link) = online {
+                follow(&readme, &root, link.trim_end_matches("?sanitize=true"));
+            } else if !link.contains("://") {
+                assert!(
+                    !folder.ends_with("python"),
+                    "PyPI would not follow {link} of {}",
+                    readme.display()
+                );
+                follow(&readme, &folder, &link);
+            }
+        }
+    }
 }
 
 /// Names of fields that are locks, `Mutex` or `RwLock`, and of those that are set once.
