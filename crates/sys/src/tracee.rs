@@ -11,6 +11,11 @@
 //! is of its address space: if another thread executes a program, perhaps one with more rights, this one ends, and the
 //! file is of nothing any more. The PID would be of that program.
 //!
+//! A thread may execute another program all the same, as other threads can change the code that it was sent to, and for a
+//! tracer with `CAP_SYS_PTRACE` the kernel gives that program the rights of its file (set-user-ID). The thread stops before
+//! the first instruction then (`PTRACE_O_TRACEEXEC`) and is let go as it is: registers are written only to a thread that was
+//! found to stand still in the program in which it was stopped.
+//!
 //! The kernel knows a tracer by its thread, so a [`Tracee`] stays on the one that made it. Stops are found by asking for
 //! their signal, not by `waitpid`: another thread of this process that waits for any child would take them.
 
@@ -26,7 +31,8 @@ use x86_64::{Registers, SYSCALL, Sleep, Vectors};
 mod unfit;
 
 use crate::deadline;
-use crate::process::{MapsLine, Process, proc_text};
+use crate::process::{MapsLine, Process, named_field, proc_text};
+use crate::thread;
 use std::fs::File;
 use std::io;
 use std::marker::PhantomData;
@@ -71,6 +77,16 @@ enum Stop {
     Signal(i32),
 }
 
+/// A thread that is traced by this one, and runs. It is let go when this thread ends.
+#[derive(Debug)]
+pub struct Seized {
+    process: Arc<Process>,
+    thread: i32,
+    sleep: Sleep,
+    /// Not `Send`: see the module.
+    _thread: PhantomData<*const ()>,
+}
+
 /// A stopped thread; it goes on as it was when this is dropped.
 #[derive(Debug)]
 pub struct Tracee {
@@ -88,16 +104,12 @@ pub struct Tracee {
     _thread: PhantomData<*const ()>,
 }
 
-impl Tracee {
-    /// Stops a thread of a process, in its own code or in a system call that can be interrupted.
+impl Seized {
+    /// Begins to trace a thread of a process.
     ///
     /// # Errors
-    /// `EPERM` where this process may not trace that one, or another does; `ETIMEDOUT` if the thread could not be
-    /// stopped in time (it is in a system call that nothing interrupts, as the parent of a `vfork` is): then it
-    /// stays traced until this thread ends; `EAGAIN` where it stopped in a sequence that must not be interrupted
-    /// (`rseq`); `EOPNOTSUPP` where its system calls are dispatched to the program; `ENOEXEC` if it runs 32-bit code, or no
-    /// system call instruction is found; `ESRCH` if it is gone.
-    pub fn stop(process: &Arc<Process>, thread: i32, patience: Duration) -> io::Result<Tracee> {
+    /// `EPERM` where this process may not trace that one, or another does; `ESRCH` if it is gone.
+    pub fn new(process: &Arc<Process>, thread: i32) -> io::Result<Seized> {
         let sleep = Sleep::look(process, thread);
         trace(libc::PTRACE_SEIZE, thread, 0, 0).map_err(|error| {
             // To the kernel, one that has ended is one that may not be traced.
@@ -107,6 +119,24 @@ impl Tracee {
                 error
             }
         })?;
+        Ok(Seized {
+            process: process.clone(),
+            thread,
+            sleep,
+            _thread: PhantomData,
+        })
+    }
+
+    /// Stops it, in its own code or in a system call that can be interrupted. Until then it may have executed another program
+    /// than it was seized for, perhaps one with more rights: the caller must look again what it runs.
+    ///
+    /// # Errors
+    /// `ETIMEDOUT` if it could not be stopped in time (it is in a system call that nothing interrupts, as the parent of a
+    /// `vfork` is): then it stays traced until this thread ends; `EAGAIN` where it stopped in a sequence that must not be
+    /// interrupted (`rseq`); `EOPNOTSUPP` where its system calls are dispatched to the program; `ENOEXEC` if it runs 32-bit
+    /// code, or no system call instruction is found; `ESRCH` if it is gone.
+    pub fn stop(self, patience: Duration) -> io::Result<Tracee> {
+        let (process, thread) = (&self.process, self.thread);
         // While its handle shows that the process is not reaped, its PID is its own.
         let stopped = process
             .signal(0)
@@ -118,11 +148,14 @@ impl Tracee {
             detach(thread);
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
-        let tracee = Tracee::keep(process, thread, &sleep).inspect_err(|_| detach(thread))?;
+        let kept = Tracee::keep(process, thread, &self.sleep);
+        let tracee = kept.inspect_err(|_| detach(thread))?;
         tracee.guard()?;
         Ok(tracee)
     }
+}
 
+impl Tracee {
     /// Its number.
     pub fn thread(&self) -> i32 {
         self.thread
@@ -169,14 +202,10 @@ impl Tracee {
         })
     }
 
-    /// Blocks signals, and has the process end with this thread.
+    /// Blocks signals, has the process end with this thread, and the thread stop where it executes a program.
     fn guard(&self) -> io::Result<()> {
-        trace(
-            libc::PTRACE_SETOPTIONS,
-            self.thread,
-            0,
-            libc::PTRACE_O_EXITKILL as usize,
-        )?;
+        let options = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACEEXEC;
+        trace(libc::PTRACE_SETOPTIONS, self.thread, 0, options as usize)?;
         set_mask(self.thread, self.blocked)
     }
 
@@ -185,8 +214,7 @@ impl Tracee {
     /// # Errors
     /// The call's own, or those of tracing.
     pub fn call(&mut self, number: usize, arguments: [u64; 6]) -> io::Result<u64> {
-        let registers = self.registers.to_call(self.syscall, number, arguments);
-        registers.write(self.thread)?;
+        self.send(&self.registers.to_call(self.syscall, number, arguments))?;
         self.go_on_or_stop(libc::PTRACE_SINGLESTEP, CALL)?;
         let after = Registers::read(self.thread)?;
         if after.place() != self.syscall + SYSCALL.len() as u64 {
@@ -210,10 +238,17 @@ impl Tracee {
         stack_top: u64,
         patience: Duration,
     ) -> io::Result<u64> {
-        let registers = self.registers.to_enter(entry, stack_top, argument);
-        registers.write(self.thread)?;
+        self.send(&self.registers.to_enter(entry, stack_top, argument))?;
         self.go_on_or_stop(libc::PTRACE_CONT, patience)?;
         Ok(Registers::read(self.thread)?.result())
+    }
+
+    /// Gives it registers, where it stands still: it executes nothing in between.
+    fn send(&self, registers: &Registers) -> io::Result<()> {
+        match stop_of(&self.process, self.thread)? {
+            Some(_) => registers.write(self.thread),
+            None => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+        }
     }
 
     /// The same as `go_on`; a thread that took too long is stopped where it is, if that can be.
@@ -251,6 +286,31 @@ impl Tracee {
                 }
             };
         }
+    }
+
+    /// Waits until the thread stands still, and gives it its own registers. `false` if it is gone, has executed another
+    /// program, or has to be killed: with the tracing thread, or now.
+    fn put_registers_back(&self) -> bool {
+        let since = Instant::now();
+        while since.elapsed() < PUTTING_BACK {
+            match stop_of(&self.process, self.thread) {
+                Ok(Some(_)) if self.registers.write(self.thread).is_ok() => return true,
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return false,
+                _ if is_lost(&self.process, self.thread) => return false,
+                _ => {}
+            }
+            // It runs, or waits in the kernel.
+            if self.interrupt(Duration::from_secs(1)).is_err() {
+                let [_, nap] = NAPS;
+                std::thread::sleep(nap);
+            }
+            if since.elapsed() >= AFTER_VFORK && self.process.waits_for_vfork(self.thread) {
+                // Fails only if the process is gone. It runs nothing of the program's any more.
+                let _ = self.process.signal(libc::SIGKILL);
+                return false;
+            }
+        }
+        false
     }
 
     /// Reads the program's memory.
@@ -301,18 +361,9 @@ impl Memory {
 
 impl Drop for Tracee {
     fn drop(&mut self) {
-        let since = Instant::now();
-        while self.registers.write(self.thread).is_err()
-            && !has_ended(&self.process, self.thread)
-            && since.elapsed() < PUTTING_BACK
-        {
-            // It runs, or waits in the kernel.
-            let _ = self.interrupt(Duration::from_secs(1));
-            if since.elapsed() >= AFTER_VFORK && self.process.waits_for_vfork(self.thread) {
-                // Fails only if the process is gone. It runs nothing of the program's any more.
-                let _ = self.process.signal(libc::SIGKILL);
-                break;
-            }
+        if !self.put_registers_back() {
+            // What was kept is written nowhere.
+            return;
         }
         // These fail only if the process is gone.
         let _ = self.vectors.write(self.thread);
@@ -382,10 +433,10 @@ fn wait(process: &Process, thread: i32, patience: Duration) -> io::Result<Stop> 
     let mut left = patience;
     let mut last = Instant::now();
     for look in 0_u32.. {
-        if let Some(stop) = stop_of(thread)? {
+        if let Some(stop) = stop_of(process, thread)? {
             return Ok(stop);
         }
-        if look > EARLY && has_ended(process, thread) {
+        if look > EARLY && is_lost(process, thread) {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
         let now = Instant::now();
@@ -399,9 +450,53 @@ fn wait(process: &Process, thread: i32, patience: Duration) -> io::Result<Stop> 
     Err(io::Error::from_raw_os_error(libc::ETIMEDOUT))
 }
 
-/// Why a thread stands still; none if it runs, or is gone.
-fn stop_of(thread: i32) -> io::Result<Option<Stop>> {
+/// Why a thread stands still; none if it runs, or is gone. It stands still until this thread has it go on, or it is killed.
+///
+/// # Errors
+/// `ESRCH` if it has executed another program, as which it is let go.
+fn stop_of(process: &Process, thread: i32) -> io::Result<Option<Stop>> {
     const EVENT_STOP: i32 = 128;
+    // One that executes a program becomes the main thread.
+    let main = Some(process.pid()).filter(|main| *main != thread);
+    main.into_iter().for_each(take_stop);
+    for number in std::iter::once(thread).chain(main) {
+        let stop = match signal_of(number)? {
+            // (A program can only feign that its thread has stopped so, for which that is let go as well.)
+            Some((_, libc::PTRACE_EVENT_EXEC)) => {
+                detach(number);
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            Some((_, EVENT_STOP)) => Stop::Event,
+            Some((libc::SIGTRAP, _)) => Stop::Trap,
+            Some((signal, _)) => Stop::Signal(signal),
+            None => continue,
+        };
+        if number == thread {
+            return Ok(Some(stop));
+        }
+    }
+    Ok(None)
+}
+
+/// Waits for a stop of a thread that this one traces, if there is one: as long as nothing has, the kernel has no request reach
+/// a thread that has got another number (since Linux 5.13).
+fn take_stop(thread: i32) {
+    let mut found = MaybeUninit::<libc::siginfo_t>::uninit();
+    // No stop of a child of another thread, nor the end of any.
+    let options = libc::WSTOPPED | libc::WNOHANG | libc::__WNOTHREAD;
+    // SAFETY: the kernel writes at most one such structure.
+    unsafe {
+        libc::waitid(
+            libc::P_PID,
+            thread as libc::id_t,
+            found.as_mut_ptr(),
+            options,
+        )
+    };
+}
+
+/// The signal by which a thread was stopped, and the event; none if it runs, or is gone.
+fn signal_of(thread: i32) -> io::Result<Option<(i32, i32)>> {
     let mut found = MaybeUninit::<libc::siginfo_t>::uninit();
     let place = found.as_mut_ptr() as usize;
     match trace(libc::PTRACE_GETSIGINFO, thread, 0, place) {
@@ -411,11 +506,23 @@ fn stop_of(thread: i32) -> io::Result<Option<Stop>> {
     }
     // SAFETY: the kernel has filled it.
     let found = unsafe { found.assume_init() };
-    Ok(Some(match (found.si_signo, found.si_code >> 8) {
-        (_, EVENT_STOP) => Stop::Event,
-        (libc::SIGTRAP, _) => Stop::Trap,
-        (signal, _) => Stop::Signal(signal),
-    }))
+    Ok(Some((found.si_signo, found.si_code >> 8)))
+}
+
+/// Whether a thread that this one seized is gone: it has ended, or its number is that of another one, which has executed a
+/// program.
+fn is_lost(process: &Process, thread: i32) -> bool {
+    let is_traced = |number: i32| match process.text(&format!("task/{number}/status")) {
+        Ok(status) => {
+            let tracer = named_field(&status, "TracerPid").and_then(|tracer| tracer.parse().ok());
+            let state = named_field(&status, "State").unwrap_or_default();
+            tracer == Some(thread::current_id()) && !state.starts_with(['Z', 'X'])
+        }
+        // Descriptors may be short.
+        Err(error) => !matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT)),
+    };
+    // It becomes the main thread before it is stopped as one that has executed a program.
+    !is_traced(thread) && !is_traced(process.pid())
 }
 
 fn has_ended(process: &Process, thread: i32) -> bool {
@@ -442,164 +549,4 @@ fn vdso(line: MapsLine<'_>) -> Option<(u64, u64)> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io::{BufRead, BufReader};
-    use std::process::{Child, Command};
-
-    /// Ends a program with the test.
-    struct Started(Child);
-
-    impl Drop for Started {
-        fn drop(&mut self) {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
-    }
-
-    fn start(program: &str, arguments: &[&str]) -> (Started, Arc<Process>) {
-        let child = Command::new(program).args(arguments).spawn().unwrap();
-        let process = Arc::new(Process::open(child.id() as i32).unwrap());
-        (Started(child), process)
-    }
-
-    #[test]
-    fn a_sleeping_program_makes_calls_and_sleeps_on() {
-        let (mut child, process) = start("/bin/sleep", &["1"]);
-        let began = Instant::now();
-        for _ in 0..20 {
-            let pid = process.pid();
-            let mut tracee = Tracee::stop(&process, pid, Duration::from_secs(5)).unwrap();
-            let getpid = libc::SYS_getpid as usize;
-            assert_eq!(tracee.call(getpid, [0; 6]).unwrap(), pid as u64);
-            let close = libc::SYS_close as usize;
-            let error = tracee.call(close, [999, 0, 0, 0, 0, 0]).unwrap_err();
-            assert_eq!(error.raw_os_error(), Some(libc::EBADF));
-            drop(tracee);
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        assert!(child.0.wait().unwrap().success(), "its sleep was spoilt");
-        assert!(began.elapsed() >= Duration::from_millis(900));
-    }
-
-    #[test]
-    fn memory_that_it_mapped_can_be_written_and_read() {
-        let (_child, process) = start("/bin/sleep", &["10"]);
-        let mut tracee = Tracee::stop(&process, process.pid(), Duration::from_secs(5)).unwrap();
-        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
-        let arguments = [0, 4096, 3, flags, u64::MAX, 0];
-        let address = tracee.call(libc::SYS_mmap as usize, arguments).unwrap();
-        tracee.write(address, b"text").unwrap();
-        let mut found = [0; 4];
-        tracee.read(address, &mut found).unwrap();
-        assert_eq!(&found, b"text");
-        assert!(tracee.write(8, b"text").is_err());
-    }
-
-    /// As one that was sent into a library whose code the program has changed.
-    #[cfg(target_arch = "x86_64")]
-    #[test]
-    fn a_thread_that_nothing_interrupts_is_not_waited_for() {
-        // vfork; the child: pause, again and again.
-        const CODE: [u8; 20] = [
-            0xb8, 58, 0, 0, 0, 0x0f, 0x05, 0x85, 0xc0, 0x75, 0x09, 0xb8, 34, 0, 0, 0, 0x0f, 0x05,
-            0xeb, 0xf7,
-        ];
-        let (mut child, process) = start("/bin/sleep", &["100"]);
-        let mut tracee = Tracee::stop(&process, process.pid(), Duration::from_secs(5)).unwrap();
-        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
-        let arguments = [0, 8192, 7, flags, u64::MAX, 0];
-        let code = tracee.call(libc::SYS_mmap as usize, arguments).unwrap();
-        tracee.write(code, &CODE).unwrap();
-        let ran = tracee.run((code, 0), code + 8192, Duration::from_millis(200));
-        assert_eq!(ran.unwrap_err().kind(), io::ErrorKind::TimedOut);
-        let [forked] = process.children()[..] else {
-            panic!("it has one child");
-        };
-        let forked = Process::open(forked).unwrap();
-        let began = Instant::now();
-        drop(tracee);
-        forked.signal(libc::SIGKILL).unwrap();
-        assert!(began.elapsed() < 4 * AFTER_VFORK, "{:?}", began.elapsed());
-        assert!(!child.0.wait().unwrap().success());
-    }
-
-    #[test]
-    fn a_program_that_ended_is_not_stopped() {
-        let (mut child, process) = start("/bin/true", &[]);
-        child.0.wait().unwrap();
-        let stopped = Tracee::stop(&process, process.pid(), Duration::from_secs(5));
-        assert_eq!(stopped.unwrap_err().raw_os_error(), Some(libc::ESRCH));
-    }
-
-    #[test]
-    fn only_the_kernels_own_mapping_is_the_vdso() {
-        let vdso = |line| MapsLine::parse(line).and_then(super::vdso);
-        let own = "7ffd0000-7ffd2000 r-xp 00000000 00:00 0                          [vdso]";
-        assert_eq!(vdso(own), Some((0x7ffd_0000, 0x7ffd_2000)));
-        for other in [
-            "7ffd0000-7ffd2000 r-xp 00000000 fe:00 7                  /tmp/[vdso]",
-            "7ffd0000-7ffd2000 r-xp 00000000 fe:00 7                  [vdso]",
-            "7ffd0000-7ffd2000 r--p 00000000 00:00 0                  [vvar]",
-            "7ffd0000-7ffd2000 r-xp 00000000 00:00 0                  [vdso] (deleted)",
-            "",
-        ] {
-            assert_eq!(vdso(other), None);
-        }
-    }
-
-    /// One that is sent while the thread is stopped, and others as it is stopped again and again.
-    #[test]
-    fn no_signal_is_lost() {
-        let script = "n=0; trap 'n=$((n+1)); echo $n' USR1; echo 0; while :; do sleep 0.01; done";
-        let mut child = Command::new("/bin/sh")
-            .args(["-c", script])
-            .stdout(std::process::Stdio::piped())
-            .spawn()
-            .unwrap();
-        let process = Arc::new(Process::open(child.id() as i32).unwrap());
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert_eq!(lines.next().unwrap().unwrap(), "0");
-        let child = Started(child);
-        for sent in 1..=50 {
-            process.signal(libc::SIGUSR1).unwrap();
-            let pid = process.pid();
-            drop(Tracee::stop(&process, pid, Duration::from_secs(5)).unwrap());
-            assert_eq!(lines.next().unwrap().unwrap(), sent.to_string());
-        }
-        drop(child);
-    }
-
-    #[test]
-    fn a_program_that_is_stopped_stays_so() {
-        let (_child, process) = start("/bin/sleep", &["10"]);
-        process.signal(libc::SIGSTOP).unwrap();
-        let state = || process.text("stat").unwrap();
-        let stands_still = || state().rsplit_once(") ").unwrap().1.starts_with('T');
-        let waits = |is_over: &dyn Fn() -> bool| {
-            let began = Instant::now();
-            while !is_over() {
-                assert!(began.elapsed() < Duration::from_secs(10), "{}", state());
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        };
-        waits(&stands_still);
-        let mut tracee = Tracee::stop(&process, process.pid(), Duration::from_secs(5)).unwrap();
-        let getpid = libc::SYS_getpid as usize;
-        assert_eq!(tracee.call(getpid, [0; 6]).unwrap(), process.pid() as u64);
-        drop(tracee);
-        waits(&stands_still);
-        process.signal(libc::SIGCONT).unwrap();
-        waits(&|| !stands_still());
-    }
-
-    #[test]
-    fn a_killed_program_is_noticed() {
-        let (child, process) = start("/bin/sleep", &["10"]);
-        let mut tracee = Tracee::stop(&process, process.pid(), Duration::from_secs(5)).unwrap();
-        process.signal(libc::SIGKILL).unwrap();
-        let error = tracee.call(libc::SYS_getpid as usize, [0; 6]).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::ESRCH));
-        drop((tracee, child));
-    }
-}
+mod tests;

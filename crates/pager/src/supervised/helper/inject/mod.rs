@@ -32,7 +32,7 @@ use memfold_sys::hello::{FORK_ENTRY, Filters, READY, STARTS_LATE_AT, TOO_EARLY, 
 use memfold_sys::privilege;
 use memfold_sys::process::{MapsLine, Process, own_filters};
 use memfold_sys::raw::nr;
-use memfold_sys::tracee::Tracee;
+use memfold_sys::tracee::{Seized, Tracee};
 use place::Place;
 use std::io::{self, Read};
 use std::ops::Range;
@@ -462,15 +462,15 @@ fn stop(process: &Arc<Process>, thread: i32, patience: Duration) -> Result<Trace
             AttachError::Busy
         }
     };
-    let tracee =
-        Tracee::stop(process, thread, patience).map_err(|error| match error.raw_os_error() {
-            Some(libc::EPERM | libc::EACCES) => AttachError::NotPermitted,
-            Some(libc::ENOEXEC) => AttachError::NotSixtyFourBit,
-            Some(libc::ETIMEDOUT | libc::EAGAIN) => AttachError::Busy,
-            Some(libc::EOPNOTSUPP) => AttachError::Dispatched,
-            Some(libc::ESRCH) => gone(),
-            _ => error.into(),
-        })?;
+    let stopped = Seized::new(process, thread).and_then(|seized| seized.stop(patience));
+    let tracee = stopped.map_err(|error| match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => AttachError::NotPermitted,
+        Some(libc::ENOEXEC) => AttachError::NotSixtyFourBit,
+        Some(libc::ETIMEDOUT | libc::EAGAIN) => AttachError::Busy,
+        Some(libc::EOPNOTSUPP) => AttachError::Dispatched,
+        Some(libc::ESRCH) => gone(),
+        _ => error.into(),
+    })?;
     let status = process.text(&format!("task/{thread}/status"));
     let status = status.map_err(|_| gone())?;
     let mut filters = Filters::default();
