@@ -205,11 +205,11 @@ impl Library {
         start: u64,
         arena: &[PageRange],
     ) -> Result<(), AttachError> {
-        if !self.is_at(process, start)? {
-            // It executed another program.
-            return Err(AttachError::Gone);
-        }
         by_any_thread(process, |tracee| {
+            // With a thread stopped: it may have executed another program until then, whose memory this would be.
+            if !self.is_at(process, start)? {
+                return Err(AttachError::Gone);
+            }
             tracee.call(nr::MUNMAP, [start, self.image.length, 0, 0, 0, 0])?;
             for part in arena {
                 let (start, length) = (part.start.address(), bytes(part.pages()));

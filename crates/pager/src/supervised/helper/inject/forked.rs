@@ -125,13 +125,17 @@ impl Library {
         })
     }
 
+    /// Whether the code at `start` is the library's.
+    pub(super) fn compare_code(&self, tracee: &Tracee, start: u64) -> Result<(), AttachError> {
+        let segments = self.image.segments.iter();
+        let mut code = segments.filter(|one| one.access == Access::Execute);
+        code.try_for_each(|segment| self.compare(tracee, start, segment))
+    }
+
     /// Whether the library is whole in a forked child: its parent may have been forked while it was being mapped.
     fn compare_inherited(&self, tracee: &Tracee, start: u64) -> Result<(), AttachError> {
         let incomplete = || io::Error::other("its copy of memfold's library is not whole");
-        let is_code = |access| access == Access::Execute;
-        for segment in self.image.segments.iter().filter(|one| is_code(one.access)) {
-            self.compare(tracee, start, segment)?;
-        }
+        self.compare_code(tracee, start)?;
         for fixup in &self.image.fixups {
             let (place, wanted) = match *fixup {
                 Fixup::Relative { place, addend } => (place, start.wrapping_add(addend)),

@@ -57,8 +57,10 @@ impl Library {
         Ok(found.get())
     }
 
-    /// Has a thread start the helper by the library at `start`. Wherever the program says that this is, it runs nothing that
-    /// it could not run itself.
+    /// Has a thread start the helper by the library, which was found at `start`. What is there is compared with it, so the
+    /// thread is sent nowhere in a program that was executed since: that may have more rights than the one that said where
+    /// the library is. Other threads may change the code afterwards, and have the thread run what the program could run
+    /// anyway.
     pub(super) fn start_loaded(
         &self,
         process: &Arc<Process>,
@@ -66,7 +68,11 @@ impl Library {
         haste: Haste,
     ) -> Result<(), AttachError> {
         by_thread_in(process, haste, |tracee| {
-            // It cannot execute anything as long as a thread of it is stopped and goes on afterwards.
+            // It cannot execute anything from here on, as long as this thread of it is stopped and goes on afterwards.
+            if !self.is_at(process, start)? {
+                return Err(AttachError::Gone);
+            }
+            self.compare_code(tracee, start)?;
             let how = if process::is_fork(process.pid()) {
                 brought::BY_FORK
             } else {
@@ -128,6 +134,51 @@ fn start_of_image(line: &MapsLine<'_>, path: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::supervised::helper::patched::Patched;
+    use std::path::Path;
+    use std::process::Command;
+
+    /// Bytes of a file that has a page of headers and one of code.
+    fn library_file() -> Vec<u8> {
+        const CODE: u64 = 0x1000;
+        let mut file = b"\x7fELF\x02\x01\x01".to_vec();
+        file.resize(16, 0);
+        // A shared object of any machine.
+        file.extend([3, 0, 0, 0, 1, 0, 0, 0]);
+        let words = |file: &mut Vec<u8>, words: &[u64]| {
+            words
+                .iter()
+                .for_each(|word| file.extend(word.to_le_bytes()));
+        };
+        // Entry, program headers, no section headers.
+        words(&mut file, &[CODE, 64, 0]);
+        file.extend([0, 0, 0, 0, 64, 0, 56, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+        // To be loaded, read and executed.
+        file.extend([1, 0, 0, 0, 5, 0, 0, 0]);
+        words(&mut file, &[CODE, CODE, CODE, 4, 4, CODE]);
+        file.resize(CODE as usize + 4, 0);
+        file
+    }
+
+    #[test]
+    fn no_thread_is_sent_to_where_another_program_had_the_library() {
+        let patched = Patched {
+            image: library_file(),
+            place: 0,
+        };
+        let library = Library::new(Path::new("/run/memfold/libmemfold.so"), patched).unwrap();
+        let mut child = Command::new("/bin/sleep").arg("0.5").spawn().unwrap();
+        let process = Arc::new(Process::open(child.id() as i32).unwrap());
+        let start = || library.start_loaded(&process, 0x10_0000, Haste::Interrupts);
+        // It may just be executed.
+        let mut started = start();
+        while matches!(started, Err(AttachError::Busy)) {
+            std::thread::sleep(Duration::from_millis(1));
+            started = start();
+        }
+        assert!(matches!(started, Err(AttachError::Gone)), "{started:?}");
+        assert!(child.wait().unwrap().success());
+    }
 
     #[test]
     fn an_image_starts_where_its_files_first_page_is() {
