@@ -126,10 +126,7 @@ pub fn within<T: Send + 'static>(
         }
     };
     worker.send(Box::new(job)).ok()?;
-    let parts = (0..PARTS * MOST)
-        .take_while(|part| *part < PARTS || is_runnable(working.load(Ordering::Relaxed)));
-    let mut results = parts.map(|_| receiver.recv_timeout(patience / PARTS).ok());
-    let result = results.find_map(|result| result);
+    let result = receive(&receiver, &working, patience);
     if result.is_none() {
         note_overdue(user, true);
         if sides.fetch_add(1, Ordering::AcqRel) == 1 {
@@ -139,6 +136,18 @@ pub fn within<T: Send + 'static>(
         idle(given_up).push(worker);
     }
     result
+}
+
+/// What a thread, whose number is in `working` once it has begun, sends within `patience`; see [`within`].
+pub(crate) fn receive<T>(
+    receiver: &mpsc::Receiver<T>,
+    working: &AtomicU32,
+    patience: Duration,
+) -> Option<T> {
+    let parts = (0..PARTS * MOST)
+        .take_while(|part| *part < PARTS || is_runnable(working.load(Ordering::Relaxed)));
+    let mut results = parts.map(|_| receiver.recv_timeout(patience / PARTS).ok());
+    results.find_map(|result| result)
 }
 
 #[cfg(test)]

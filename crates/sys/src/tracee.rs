@@ -28,6 +28,7 @@ mod x86_64;
 #[cfg(target_arch = "x86_64")]
 use x86_64::{Registers, SYSCALL, Sleep, Vectors};
 
+mod tracer;
 mod unfit;
 
 use crate::deadline;
@@ -60,9 +61,10 @@ const MEMORY_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a thread is waited for that is to be put back, and cannot be, as its process is frozen or waits for a file
 /// server. Less would have the kernel kill it.
 const PUTTING_BACK: Duration = Duration::from_secs(300);
-/// The same for the parent of a `vfork`: after that its process is killed. What it was sent to do makes none, so the program
-/// has changed that, and other programs wait for the thread that traces it.
-const AFTER_VFORK: Duration = Duration::from_secs(5);
+/// The same for the parent of a `vfork`, and for one that executes a file which its server does not deliver: after that its
+/// process is killed. What it was sent to do does neither, so the program has changed that, and other programs wait for the
+/// thread that traces it.
+const AFTER_CALL_OF_ITS_OWN: Duration = Duration::from_secs(5);
 
 const MASK_BYTES: usize = 8;
 
@@ -304,13 +306,25 @@ impl Tracee {
                 let [_, nap] = NAPS;
                 std::thread::sleep(nap);
             }
-            if since.elapsed() >= AFTER_VFORK && self.process.waits_for_vfork(self.thread) {
+            if since.elapsed() >= AFTER_CALL_OF_ITS_OWN && self.is_in_call_of_its_own() {
                 // Fails only if the process is gone. It runs nothing of the program's any more.
                 let _ = self.process.signal(libc::SIGKILL);
                 return false;
             }
         }
         false
+    }
+
+    /// Whether it waits for a child in its memory, or for a file that it executes.
+    fn is_in_call_of_its_own(&self) -> bool {
+        // It may have become the main thread by now.
+        let has_ended = has_ended(&self.process, self.thread);
+        let number = if has_ended {
+            self.process.pid()
+        } else {
+            self.thread
+        };
+        self.process.waits_for_vfork(number) || self.process.waits_to_execute(number)
     }
 
     /// Reads the program's memory.

@@ -12,6 +12,8 @@
  *   late signals           the same, and a signal is to end the wait
  *   late receives          the same for data on a socket with a timeout
  *   late ring              the same for a completion of io_uring
+ *   late executes MEGABYTES SCRIPT INTERPRETER  is large when another thread executes a script, whose interpreter the
+ *                          kernel waits to open
  *   late stopped           waits without an end, and one signal that comes while it is traced is to end that
  *
  * One line on stdout. */
@@ -25,6 +27,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
+#include <sys/fanotify.h>
 #include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -273,6 +276,27 @@ static void ring(void)
     end_unless(waited == 0, "the wait");
 }
 
+static void *execute(void *script)
+{
+    execl(script, script, NULL);
+    end_unless(0, "execl");
+    return NULL;
+}
+
+static void executes(size_t pages, char *script, const char *interpreter)
+{
+    /* What happens is asked for, and never answered. */
+    int events = fanotify_init(FAN_CLASS_CONTENT, O_RDONLY);
+    if (events == -1 && errno == EPERM)
+        return;
+    end_unless(!fanotify_mark(events, FAN_MARK_ADD, FAN_OPEN_EXEC_PERM, AT_FDCWD, interpreter), "fanotify_mark");
+    const uint64_t *memory = map_stamped(pages);
+    pthread_t other;
+    end_unless(!pthread_create(&other, NULL, execute, script), "pthread_create");
+    pthread_join(other, NULL);
+    verify_pages("waited", memory, 0, pages, 1);
+}
+
 int main(int count, char **arguments)
 {
     if (count < 2)
@@ -295,6 +319,8 @@ int main(int count, char **arguments)
         spawns(pages);
     else if (!strcmp(mode, "user"))
         other_user(pages);
+    else if (!strcmp(mode, "executes") && count > 4)
+        executes(pages, arguments[3], arguments[4]);
     else if (!strcmp(mode, "receives"))
         receives();
     else if (!strcmp(mode, "ring"))

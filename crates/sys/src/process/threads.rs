@@ -132,6 +132,16 @@ impl Process {
                 .is_ok_and(|children| children.iter().take(MOST_CHILDREN).any(shares))
     }
 
+    /// Whether one of its threads waits in a system call that executes a program, as it does for a file server.
+    pub(crate) fn waits_to_execute(&self, thread: i32) -> bool {
+        let text = self.text(&format!("task/{thread}/syscall"));
+        let number = text.ok().and_then(|text| {
+            let number = text.split_ascii_whitespace().next()?;
+            number.parse::<libc::c_long>().ok()
+        });
+        matches!(number, Some(libc::SYS_execve | libc::SYS_execveat))
+    }
+
     /// The children of a thread; none if it has ended.
     fn children_of(&self, thread: i32) -> io::Result<Vec<i32>> {
         let mut buffer = [0u8; 4096];

@@ -1,5 +1,6 @@
 use super::*;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -81,7 +82,11 @@ fn a_thread_that_nothing_interrupts_is_not_waited_for() {
     let began = Instant::now();
     drop(tracee);
     forked.signal(libc::SIGKILL).unwrap();
-    assert!(began.elapsed() < 4 * AFTER_VFORK, "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < 4 * AFTER_CALL_OF_ITS_OWN,
+        "{:?}",
+        began.elapsed()
+    );
     assert!(!child.0.wait().unwrap().success());
 }
 
@@ -208,13 +213,14 @@ pub(super) fn thread_named(process: &Process, name: &str) -> Option<i32> {
     process.threads().into_iter().find(has_name)
 }
 
-/// As code may that the program has changed: executes one that sleeps for a short time.
-fn execute(tracee: &mut Tracee) -> io::Error {
+/// As code may that the program has changed: executes another one.
+pub(super) fn execute(tracee: &mut Tracee, program: &Path) -> io::Error {
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
     let arguments = [0, 4096, 3, flags, u64::MAX, 0];
     let path = tracee.call(libc::SYS_mmap as usize, arguments).unwrap();
-    let (time, words) = (path + 64, path + 128);
-    tracee.write(path, b"/bin/sleep\0").unwrap();
+    let (time, words) = (path + 1024, path + 2048);
+    let program = program.as_os_str().as_bytes();
+    tracee.write(path, &[program, b"\0"].concat()).unwrap();
     tracee.write(time, b"0.1\0").unwrap();
     for (at, word) in [path, time, 0].into_iter().enumerate() {
         let bytes = word.to_ne_bytes();
@@ -229,7 +235,7 @@ fn execute(tracee: &mut Tracee) -> io::Error {
 fn a_thread_that_executed_a_program_gets_no_registers() {
     let (mut child, process) = start("/bin/sleep", &["100"]);
     let mut tracee = stop(&process, process.pid()).unwrap();
-    let error = execute(&mut tracee);
+    let error = execute(&mut tracee, Path::new("/bin/sleep"));
     assert_eq!(error.raw_os_error(), Some(libc::ESRCH));
     let called = tracee.call(libc::SYS_getpid as usize, [0; 6]);
     assert_eq!(called.unwrap_err().raw_os_error(), Some(libc::ESRCH));
@@ -244,7 +250,7 @@ fn another_thread_than_the_main_one_that_executed_a_program_gets_none_either() {
     wait_until(|| thread_named(&process, "other").is_some());
     let other = thread_named(&process, "other").unwrap();
     let mut tracee = stop(&process, other).unwrap();
-    let error = execute(&mut tracee);
+    let error = execute(&mut tracee, Path::new("/bin/sleep"));
     assert_eq!(error.raw_os_error(), Some(libc::ESRCH));
     drop(tracee);
     assert!(child.0.wait().unwrap().success());

@@ -1,6 +1,8 @@
 //! Programs that begin without a helper, as the group has room, and get one once they have grown.
 
 use crate::support::{Limits, MIB, Outcome, Program, compiled, rounds};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 /// With room enough for programs to wait, and too small for what the tests need.
@@ -189,6 +191,26 @@ fn a_late_program_under_a_tracer_starts_its_helper_itself() {
         outcome.assert_success();
         assert_was_out(&outcome);
     }
+}
+
+/// As one on a file server that does not answer.
+#[test]
+fn a_program_that_executes_a_file_for_long_keeps_no_other_from_its_helper() {
+    beside!(&["cc", "sh"]);
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let [script, interpreter] = ["script", "interpreter"].map(|name| folder.path().join(name));
+    fs::copy("/bin/true", &interpreter).expect("a copy");
+    fs::write(&script, format!("#!{}\n", interpreter.display())).expect("a script");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("to be executed");
+    let both =
+        "sleep 0.1; \"$0\" executes 80 \"$@\" & \"$0\" hold 64; code=$?; kill -9 $!; exit $code";
+    let arguments = [script, interpreter].map(|path| path.display().to_string());
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    // The shell and the other program have one.
+    let outcome = program_below_a_shell(both, &arguments, &[]).run(Limits::Resident(4096 * MIB));
+    outcome.assert_success();
+    assert!(outcome.text().contains("hold ok\n"));
+    assert!(outcome.number("processes") >= 2.0, "it got no helper");
 }
 
 /// As those of Windows programs under Wine.

@@ -4,7 +4,8 @@
 //! their memory is in part memfold's, and nothing but this process serves it. (Programs that a loader brought the library into
 //! go alone: their children have helpers of their own.)
 
-use super::{AttachError, Attacher, Library, by_any_thread};
+use super::tracer::by_any_thread;
+use super::{AttachError, Attacher, Library};
 use crate::page::{PageRange, VirtualPage, bytes};
 use crate::range_set::RangeSet;
 use crate::supervised::space::{AddressSpace, Arena};
@@ -200,18 +201,19 @@ impl Attacher {
 impl Library {
     /// Unmaps the library and these parts of its arena from a program whose helper has ended.
     fn unmap(
-        &self,
+        self: &Arc<Self>,
         process: &Arc<Process>,
         start: u64,
         arena: &[PageRange],
     ) -> Result<(), AttachError> {
-        by_any_thread(process, |tracee| {
+        let (library, stopped, arena) = (self.clone(), process.clone(), arena.to_vec());
+        by_any_thread(process, move |tracee| {
             // With a thread stopped: it may have executed another program until then, whose memory this would be.
-            if !self.is_at(process, start)? {
+            if !library.is_at(&stopped, start)? {
                 return Err(AttachError::Gone);
             }
-            tracee.call(nr::MUNMAP, [start, self.image.length, 0, 0, 0, 0])?;
-            for part in arena {
+            tracee.call(nr::MUNMAP, [start, library.image.length, 0, 0, 0, 0])?;
+            for part in &arena {
                 let (start, length) = (part.start.address(), bytes(part.pages()));
                 match tracee.call(nr::MUNMAP, [start, length, 0, 0, 0, 0]) {
                     // It is sealed. What this process has read of it since it was emptied are zeros, which a later memfold

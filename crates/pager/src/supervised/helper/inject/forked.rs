@@ -114,14 +114,15 @@ impl Library {
     }
 
     fn start_inherited(
-        &self,
+        self: &Arc<Self>,
         process: &Arc<Process>,
         start: u64,
         haste: Haste,
     ) -> Result<(), AttachError> {
-        by_thread_in(process, haste, |tracee| {
-            self.compare_inherited(tracee, start)?;
-            self.start_by(process, tracee, (start, brought::INHERITED))
+        let (library, stopped) = (self.clone(), process.clone());
+        by_thread_in(process, haste, move |tracee| {
+            library.compare_inherited(tracee, start)?;
+            library.start_by(&stopped, tracee, (start, brought::INHERITED))
         })
     }
 

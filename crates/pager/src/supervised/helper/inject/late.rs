@@ -3,7 +3,8 @@
 //! Until then nothing of memfold's runs in such a program. A thread of it is stopped by ptrace and sent into the library, as
 //! in a program that is attached.
 
-use super::{AttachError, Attacher, Library, Place, by_one_of, has_mapping};
+use super::tracer::by_one_of;
+use super::{AttachError, Attacher, Library, Place, has_mapping};
 use memfold_sys::hello::brought;
 use memfold_sys::process::{self, MapsLine, Process};
 use memfold_sys::tracee::Tracee;
@@ -62,23 +63,24 @@ impl Library {
     /// the library is. Other threads may change the code afterwards, and have the thread run what the program could run
     /// anyway.
     pub(super) fn start_loaded(
-        &self,
+        self: &Arc<Self>,
         process: &Arc<Process>,
         start: u64,
         haste: Haste,
     ) -> Result<(), AttachError> {
-        by_thread_in(process, haste, |tracee| {
+        let (library, stopped) = (self.clone(), process.clone());
+        by_thread_in(process, haste, move |tracee| {
             // It cannot execute anything from here on, as long as this thread of it is stopped and goes on afterwards.
-            if !self.is_at(process, start)? {
+            if !library.is_at(&stopped, start)? {
                 return Err(AttachError::Gone);
             }
-            self.compare_code(tracee, start)?;
-            let how = if process::is_fork(process.pid()) {
+            library.compare_code(tracee, start)?;
+            let how = if process::is_fork(stopped.pid()) {
                 brought::BY_FORK
             } else {
                 brought::BY_LOADER
             };
-            self.start_by(process, tracee, (start, how))
+            library.start_by(&stopped, tracee, (start, how))
         })
     }
 
@@ -105,7 +107,7 @@ impl Library {
 pub(super) fn by_thread_in(
     process: &Arc<Process>,
     haste: Haste,
-    work: impl Fn(&mut Tracee) -> Result<(), AttachError> + Sync,
+    work: impl Fn(&mut Tracee) -> Result<(), AttachError> + Send + Sync + 'static,
 ) -> Result<(), AttachError> {
     let mut threads = Vec::new();
     let mut sleeping = Vec::new();
@@ -166,7 +168,8 @@ mod tests {
             image: library_file(),
             place: 0,
         };
-        let library = Library::new(Path::new("/run/memfold/libmemfold.so"), patched).unwrap();
+        let library = Library::new(Path::new("/run/memfold/libmemfold.so"), patched);
+        let library = Arc::new(library.unwrap());
         let mut child = Command::new("/bin/sleep").arg("0.5").spawn().unwrap();
         let process = Arc::new(Process::open(child.id() as i32).unwrap());
         let start = || library.start_loaded(&process, 0x10_0000, Haste::Interrupts);

@@ -15,6 +15,7 @@ mod image;
 mod late;
 mod lead;
 mod place;
+mod tracer;
 mod trampoline;
 
 use crate::supervised::group::Group;
@@ -28,11 +29,11 @@ pub(crate) use late::Haste;
 use lead::Forks;
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::deadline;
-use memfold_sys::hello::{FORK_ENTRY, Filters, READY, STARTS_LATE_AT, TOO_EARLY, brought};
+use memfold_sys::hello::{FORK_ENTRY, READY, STARTS_LATE_AT, TOO_EARLY, brought};
 use memfold_sys::privilege;
-use memfold_sys::process::{MapsLine, Process, own_filters};
+use memfold_sys::process::{MapsLine, Process};
 use memfold_sys::raw::nr;
-use memfold_sys::tracee::{Seized, Tracee};
+use memfold_sys::tracee::Tracee;
 use place::Place;
 use std::io::{self, Read};
 use std::ops::Range;
@@ -41,6 +42,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tracer::by_any_thread;
 
 /// A program could not be brought under the limit while it runs.
 #[derive(Debug, thiserror::Error)]
@@ -217,10 +219,6 @@ impl Attacher {
     }
 }
 
-/// How long a thread may take to stop. Longer delays a program whose first threads cannot be stopped.
-const STOPPING: Duration = Duration::from_millis(200);
-/// How many threads are tried.
-const THREADS: usize = 4;
 /// How long the helper may take to be admitted. Longer keeps a thread of the program from its work.
 const ADMISSION: Duration = Duration::from_secs(10);
 
@@ -248,15 +246,16 @@ impl Library {
     /// Brings the library into a program, where it was `found` or not, and starts its helper. Takes some milliseconds; the
     /// program's other threads run on. Returns where the library is.
     fn inject(
-        &self,
+        self: &Arc<Self>,
         process: &Arc<Process>,
         leads_forks: bool,
         found: Option<u64>,
     ) -> Result<u64, AttachError> {
-        by_any_thread(process, |tracee| {
-            self.confirm(process, found)?;
-            let forks = leads_forks.then(|| self.find_forks(process, tracee));
-            self.inject_by(process, tracee, forks.transpose()?)
+        let (library, stopped) = (self.clone(), process.clone());
+        by_any_thread(process, move |tracee| {
+            library.confirm(&stopped, found)?;
+            let forks = leads_forks.then(|| library.find_forks(&stopped, tracee));
+            library.inject_by(&stopped, tracee, forks.transpose()?)
         })
     }
 
@@ -413,76 +412,6 @@ fn unreadable(error: io::Error) -> AttachError {
     }
 }
 
-/// Stops a thread of a process, the main thread if that can be, and does something by it.
-///
-/// A tracer is a thread: what could not be stopped is let go when that ends.
-fn by_any_thread<T: Send>(
-    process: &Arc<Process>,
-    work: impl Fn(&mut Tracee) -> Result<T, AttachError> + Sync,
-) -> Result<T, AttachError> {
-    let mut threads = vec![process.pid()];
-    let others = process.threads().into_iter();
-    threads.extend(others.filter(|thread| *thread != process.pid()));
-    by_one_of(process, &threads, STOPPING, work)
-}
-
-/// Stops one of these threads, and does something by it.
-fn by_one_of<T: Send>(
-    process: &Arc<Process>,
-    threads: &[i32],
-    patience: Duration,
-    work: impl Fn(&mut Tracee) -> Result<T, AttachError> + Sync,
-) -> Result<T, AttachError> {
-    let mut last = AttachError::Gone;
-    for &thread in threads.iter().take(THREADS) {
-        let by_thread = || work(&mut stop(process, thread, patience)?);
-        let outcome = std::thread::scope(|scope| {
-            let tracer = std::thread::Builder::new().name("tracer".to_owned());
-            let ended = tracer.spawn_scoped(scope, by_thread)?.join();
-            ended.unwrap_or_else(|_| Err(io::Error::other("the tracing thread failed").into()))
-        });
-        match outcome {
-            Err(error @ (AttachError::Busy | AttachError::Dispatched | AttachError::Gone)) => {
-                last = error;
-            }
-            outcome => return outcome,
-        }
-    }
-    Err(last)
-}
-
-/// Stops a thread, unless it filters its system calls. `Gone` if the process has ended, not this thread alone.
-fn stop(process: &Arc<Process>, thread: i32, patience: Duration) -> Result<Tracee, AttachError> {
-    privilege::give_up_in_thread()?;
-    let gone = || {
-        if process.has_ended() {
-            AttachError::Gone
-        } else {
-            // Another thread can be stopped, at another time at least.
-            AttachError::Busy
-        }
-    };
-    let stopped = Seized::new(process, thread).and_then(|seized| seized.stop(patience));
-    let tracee = stopped.map_err(|error| match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => AttachError::NotPermitted,
-        Some(libc::ENOEXEC) => AttachError::NotSixtyFourBit,
-        Some(libc::ETIMEDOUT | libc::EAGAIN) => AttachError::Busy,
-        Some(libc::EOPNOTSUPP) => AttachError::Dispatched,
-        Some(libc::ESRCH) => gone(),
-        _ => error.into(),
-    })?;
-    let status = process.text(&format!("task/{thread}/status"));
-    let status = status.map_err(|_| gone())?;
-    let mut filters = Filters::default();
-    filters.look(status.as_bytes());
-    // In strict mode there is none.
-    let is_strict = status.lines().any(|line| line == "Seccomp:\t1");
-    if is_strict || filters.count > own_filters() {
-        return Err(AttachError::Filtered);
-    }
-    Ok(tracee)
-}
-
 /// Whether Go's linker made what the process executes now, which may be on a file system that does not answer.
 fn is_made_by_go(process: &Arc<Process>) -> Result<bool, AttachError> {
     /// Headers and notes are in it.
@@ -548,25 +477,4 @@ fn protect(tracee: &mut Tracee, pages: &Range<u64>, access: u64) -> io::Result<(
 
 fn shifted(range: &Range<u64>, start: u64) -> Range<u64> {
     start + range.start..start + range.end
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::process::Command;
-
-    #[test]
-    fn a_program_is_not_gone_with_one_of_its_threads() {
-        let mut child = Command::new("/bin/sleep").arg("10").spawn().unwrap();
-        let process = Arc::new(Process::open(child.id() as i32).unwrap());
-        let stop = |thread| {
-            let stopped = by_one_of(&process, &[thread], STOPPING, |_| Ok(()));
-            stopped.unwrap_err()
-        };
-        // No thread has this TID.
-        assert!(matches!(stop(i32::MAX), AttachError::Busy));
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert!(matches!(stop(process.pid()), AttachError::Gone));
-    }
 }
