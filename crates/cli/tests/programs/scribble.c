@@ -3,7 +3,14 @@
  *
  *   scribble SECONDS MEGABYTES SEED
  *
- * What becomes of it does not matter. */
+ * SEED % 3 also says how long the pauses are: a program whose helper hangs meets nothing more.
+ *
+ * What becomes of it does not matter. Built with the layout of that memory:
+ *
+ *   CHANNEL_BYTES  its size
+ *   FORK           where the requests of forks begin
+ *   FATAL_1, FATAL_2  words that end the program at once, by most of their values: the last part of the time writes to these
+ */
 #define _GNU_SOURCE
 #include "stamp.h"
 
@@ -11,33 +18,49 @@
 #include <stdlib.h>
 #include <sys/wait.h>
 
-static uint32_t *channel;
+static volatile uint32_t *channel;
+static double end;
 
 static void find_channel(void)
 {
     char line[512];
     FILE *maps = fopen("/proc/self/maps", "r");
-    while (fgets(line, sizeof line, maps)) {
-        unsigned long start, end;
-        if (sscanf(line, "%lx-%lx rw-s", &start, &end) == 2 && strstr(line, "rw-s") && end - start == 2 * PAGE)
-            channel = (uint32_t *)start;
+    while (maps && fgets(line, sizeof line, maps)) {
+        unsigned long from, to;
+        if (sscanf(line, "%lx-%lx", &from, &to) == 2 && strstr(line, " rw-s ") && to - from == CHANNEL_BYTES)
+            channel = (volatile uint32_t *)from;
     }
-    fclose(maps);
+    if (maps)
+        fclose(maps);
+}
+
+/* All words, and more often those at the front (counters, the gate, what is asked for), and around the fork's. */
+static size_t any_word(uint64_t random)
+{
+    switch (random % 4) {
+    case 0:
+        return (random >> 8) % (CHANNEL_BYTES / 4);
+    case 1:
+        return FORK / 4 + (random >> 8) % 32;
+    default:
+        return (random >> 8) % 32;
+    }
 }
 
 static void *scribble(void *seed)
 {
     uint64_t random = (uint64_t)seed;
+    useconds_t pause = (useconds_t[]){3000, 0, 100}[random % 3];
+    double fatal_from = seconds_now() + (end - seconds_now()) * 3 / 4;
     for (;;) {
         random = mix(random);
-        /* All words, and more often those at the front: counters and the gate. */
-        size_t words = random & 3 ? 16 : 2 * PAGE / 4;
-        size_t word = (random >> 8) % words;
+        size_t word = any_word(random);
         static const uint32_t few[] = {0, 1, 1U << 29, 1U << 30, 1U << 31, 3U << 29, ~0U};
         uint32_t value = (uint32_t)(random >> 32);
-        channel[word] = random & 4 ? few[value % 7] : channel[word] + (random & 8 ? 1 : value);
-        if (!(random & 0x3f0))
-            usleep(random >> 60);
+        if ((word != FATAL_1 / 4 && word != FATAL_2 / 4) || seconds_now() > fatal_from)
+            channel[word] = random & 4 ? few[value % 7] : channel[word] + (random & 8 ? 1 : value);
+        if (pause || !(random & 0x3f0))
+            usleep(pause + (random >> 60));
     }
     return NULL;
 }
@@ -46,7 +69,7 @@ int main(int count, char **arguments)
 {
     if (count != 4)
         return 2;
-    double end = seconds_now() + strtod(arguments[1], NULL);
+    end = seconds_now() + strtod(arguments[1], NULL);
     size_t pages = strtoul(arguments[2], NULL, 10) * 256;
     uint64_t *memory = map_pages(pages);
     stamp_pages(memory, 0, pages, 1);

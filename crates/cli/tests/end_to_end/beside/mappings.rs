@@ -1,6 +1,8 @@
 //! Programs that verify every page they own, each in one unusual state of its mappings.
 
 use crate::support::{Limits, MIB, Program, Share, compiled, short_or_long, skip, turn};
+use memfold_sys::channel::{CHANNEL_BYTES, Channel};
+use std::mem::offset_of;
 use std::time::Duration;
 
 #[test]
@@ -139,28 +141,44 @@ fn what_was_dropped_is_zero_and_known_to_be_gone() {
     }
 }
 
-/// A program that writes over its channel harms itself at most.
+/// A program that writes over its channel harms itself at most, however its forks are followed.
 #[test]
 fn a_program_that_scribbles_over_its_channel_harms_no_other() {
     beside!(&["cc", "sh"]);
+    let layout = [
+        ("CHANNEL_BYTES", CHANNEL_BYTES),
+        ("FORK", offset_of!(Channel, fork)),
+        ("FATAL_1", offset_of!(Channel, alive)),
+        ("FATAL_2", offset_of!(Channel, dismissed)),
+    ];
+    let layout = layout.map(|(name, value)| format!("-D{name}={value}UL"));
+    let scribble = compiled(
+        "scribble",
+        &["scribble.c"],
+        &layout.each_ref().map(String::as_str),
+    );
     let folder = tempfile::tempdir().expect("a temporary directory");
     let file = folder.path().join("result");
-    let script = "for seed in 1 2 3; do \"$0\" 4 24 $seed >/dev/null & done
-                  \"$1\" 40 4 \"$2\"; status=$?; sleep 4; kill -9 $(jobs -p) 2>/dev/null; exit $status";
+    // One whose helper hangs does not end.
+    let script = "for seed in 1 2 3; do \"$0\" 2 16 $seed & all=\"$all $!\"; done
+                  \"$1\" 16 4 \"$2\" >/dev/null; status=$?; sleep 1; kill -9 $all 2>/dev/null; exit $status";
     let program = Program::new("sh")
         .args(["-c", script])
-        .arg(compiled("scribble", &["scribble.c"], &[]))
+        .arg(scribble)
         .arg(compiled("verify", &["verify.c"], &[]))
         .arg(&file)
         .timeout(Duration::from_secs(60));
-    let outcome = program.run(Limits::Resident(32 * MIB));
-    assert!(
-        outcome.status.success(),
-        "{}\n{}",
-        outcome.text(),
-        outcome.errors
-    );
-    let result = std::fs::read_to_string(&file).expect("the result file");
-    assert_eq!(result, "", "{}", outcome.text());
-    assert!(outcome.number("pages_in") > 1000.0);
+    let ways: [&[&str]; 2] = [&[], &["--prepare-forks"]];
+    for options in &ways[..short_or_long(1, 2)] {
+        let outcome = program
+            .clone()
+            .memfold_options(*options)
+            .run(Limits::Resident(32 * MIB));
+        let (text, errors) = (outcome.text(), &outcome.errors);
+        assert!(outcome.status.success(), "{options:?}: {text}\n{errors}");
+        assert_eq!(text.matches("scribbling\n").count(), 3, "{text}\n{errors}");
+        let result = std::fs::read_to_string(&file).expect("the result file");
+        assert_eq!(result, "", "{options:?}: {text}\n{errors}");
+        assert!(outcome.number("pages_in") > 1000.0);
+    }
 }
