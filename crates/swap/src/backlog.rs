@@ -4,6 +4,9 @@ use std::collections::VecDeque;
 
 use crate::slot::{SlotRange, SlotRanges};
 
+/// Ranges up to which an empty queue keeps its memory, which no limit counts. Fewer: it is allocated more often.
+const KEPT: usize = 4096;
+
 /// Queued ranges, and the number of workers.
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
@@ -79,6 +82,9 @@ impl Backlog {
             count += range.count();
             taken.push(range);
         }
+        if self.ranges.is_empty() && self.ranges.capacity() > KEPT {
+            self.ranges = VecDeque::new();
+        }
         let count = u64::from(count);
         self.waiting -= count;
         self.in_hand += count;
@@ -89,5 +95,35 @@ impl Backlog {
     pub(crate) fn finish(&mut self, count: u64) -> bool {
         self.in_hand -= count;
         self.slots() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slot::Slot;
+
+    #[test]
+    fn an_empty_queue_keeps_little_memory() {
+        let mut backlog = Backlog::default();
+        let mut ranges = SlotRanges::new();
+        for number in 0..2 * KEPT as u32 {
+            // With gaps, so that no two are one range.
+            ranges.push(Slot::from_raw(1 + 2 * number));
+        }
+        assert!(backlog.make_room(ranges.as_slice().len()));
+        backlog.add(&ranges);
+        while backlog.is_waiting() {
+            assert!(backlog.ranges.capacity() >= 2 * KEPT);
+            let (taken, count) = backlog.take(1000);
+            assert_eq!(taken.len() as u64, count);
+            backlog.finish(count);
+        }
+        assert!(backlog.ranges.capacity() <= KEPT);
+        // What is usual is not allocated anew each time.
+        assert!(backlog.make_room(KEPT / 2));
+        let capacity = backlog.ranges.capacity();
+        backlog.take(1);
+        assert_eq!(backlog.ranges.capacity(), capacity);
     }
 }
