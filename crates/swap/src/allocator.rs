@@ -451,17 +451,28 @@ impl<S: PageSource> SlotAllocator<S> {
         GroupId(self.table.meta(cluster).group.load(Relaxed))
     }
 
-    /// Moves all clusters of one group to another. The shards of the first must hold none.
-    pub(crate) fn hand_over(&self, from: GroupId, to: GroupId) {
+    /// Moves all clusters of one group to another. The shards of the first must hold none. Returns the number of
+    /// records that it looked at.
+    pub(crate) fn hand_over(&self, from: GroupId, to: GroupId) -> usize {
         let mut lists = lock(&self.lists);
         let lists = &mut *lists;
         let moved = lists.groups.get_mut(from.0 as usize);
         let moved = moved.map(std::mem::take).unwrap_or_default();
-        for number in 1..lists.next {
+        let (mut left, mut numbers) = (moved.count, 1..lists.next);
+        while left > 0
+            && let Some(number) = numbers.next()
+        {
             let meta = self.table.meta(ClusterId(number));
-            if meta.group.load(Relaxed) == from.0 {
+            // An absent cluster still names its last group, and gets another one when it is taken.
+            if meta.group.load(Relaxed) == from.0 && meta.home.load(Relaxed) != home::ABSENT {
                 meta.group.store(to.0, Relaxed);
+                left -= 1;
             }
+        }
+        debug_assert_eq!(left, 0, "a group has fewer clusters than were counted");
+        let looked_at = numbers.start as usize - 1;
+        if moved.count == 0 {
+            return looked_at;
         }
         let groups = to.0 as usize + 1;
         if groups > lists.groups.len() {
@@ -476,6 +487,7 @@ impl<S: PageSource> SlotAllocator<S> {
             self.offer(lists, cluster);
         }
         self.note_heap_bytes(lists);
+        looked_at
     }
 }
 
@@ -488,8 +500,46 @@ pub(crate) struct Leaving {
 /// What Miri cannot run.
 #[cfg(test)]
 mod with_codec {
-    use crate::{CLUSTER_SLOTS, PAGE_SIZE, Scratch, SwapConfig, SwapSpace};
+    use crate::{CLUSTER_SLOTS, PAGE_SIZE, Scratch, SwapConfig, SwapSpace, slot::ClusterId};
     use zsmalloc::HeapSource;
+
+    /// A group's end holds up all that store meanwhile.
+    #[test]
+    fn a_group_that_ends_looks_no_further_than_its_last_cluster() {
+        let config = SwapConfig {
+            pool_capacity_pages: 1 << 10,
+            max_slots: 1 << 20,
+            shards: 1,
+            ..SwapConfig::default()
+        };
+        let space = SwapSpace::new(HeapSource::new(), config).unwrap();
+        let (mut scratch, page) = (Scratch::new(), [1; PAGE_SIZE]);
+        let root = space.root_group();
+        let [group, empty] = [(); 2].map(|()| space.new_group(root));
+        let mut store = |group, clusters: usize| -> Vec<_> {
+            (0..clusters * CLUSTER_SLOTS)
+                .map(|_| space.store_for(group, &page, &mut scratch).unwrap())
+                .collect()
+        };
+        // From now on these are absent, and name the group.
+        let gone = store(&group, 40);
+        gone.into_iter().for_each(|slot| space.release(slot));
+        space.allocator.let_go_of(&group, false);
+        store(root, 2);
+        let own = store(&group, 3);
+        space.allocator.let_go_of(&group, false);
+        assert_eq!(space.allocator.hand_over(empty.id(), root.id()), 0);
+        let looked_at = space.allocator.hand_over(group.id(), root.id());
+        let clusters = own.iter().map(|slot| slot.cluster());
+        assert!(
+            clusters
+                .clone()
+                .all(|one| space.allocator.group_of(one) == root.id())
+        );
+        assert_eq!(Some(looked_at), clusters.map(ClusterId::number).max());
+        assert!(looked_at < space.allocator.clusters_used());
+        assert_eq!(space.allocator.hand_over(group.id(), root.id()), 0);
+    }
 
     #[test]
     fn a_group_takes_memory_for_its_own_clusters_alone() {

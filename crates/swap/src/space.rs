@@ -269,7 +269,7 @@ impl<S: PageSource> SwapSpace<S> {
     pub fn end_group(&self, group: &Group) {
         self.groups.remove(group, |parent| {
             self.allocator.let_go_of(group, false);
-            self.allocator.hand_over(group.id(), parent.id());
+            let _looked_at = self.allocator.hand_over(group.id(), parent.id());
         });
     }
 
