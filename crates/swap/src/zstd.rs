@@ -1,6 +1,6 @@
 //! The Zstandard contexts of a thread.
 
-use zstd_safe::{CCtx, CParameter, DCtx};
+use zstd_safe::{CCtx, CParameter, DCtx, ErrorCode, zstd_sys::ZSTD_ErrorCode};
 
 /// Why a page was not compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +17,16 @@ pub(crate) struct ZstdContexts {
     /// By level: threads that migrate pages use two or three.
     compressors: Vec<(i32, CCtx<'static>)>,
     decompressor: Option<DCtx<'static>>,
+}
+
+/// Why a one-shot compression failed. The context allocates its workspace at its first one.
+fn reason(code: ErrorCode) -> Uncompressed {
+    const OUTPUT_TOO_SMALL: ErrorCode =
+        (ZSTD_ErrorCode::ZSTD_error_dstSize_tooSmall as ErrorCode).wrapping_neg();
+    match code {
+        OUTPUT_TOO_SMALL => Uncompressed::TooLong,
+        _ => Uncompressed::Failed,
+    }
 }
 
 impl ZstdContexts {
@@ -51,10 +61,7 @@ impl ZstdContexts {
         out: &mut [u8],
     ) -> Result<usize, Uncompressed> {
         let context = self.compressor(level)?;
-        // A one-shot compression fails only if the output is too small.
-        context
-            .compress2(out, data)
-            .map_err(|_| Uncompressed::TooLong)
+        context.compress2(out, data).map_err(reason)
     }
 
     /// Allocates the decompression context. `false` if there is no memory.
@@ -72,5 +79,18 @@ impl ZstdContexts {
             return false;
         };
         context.decompress(&mut *out, data) == Ok(out.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_not_incompressible_for_lack_of_memory() {
+        // As the library numbers its errors: `zstd_errors.h`.
+        let (no_memory, too_small) = (0_usize.wrapping_sub(64), 0_usize.wrapping_sub(70));
+        assert_eq!(reason(no_memory), Uncompressed::Failed);
+        assert_eq!(reason(too_small), Uncompressed::TooLong);
     }
 }
