@@ -129,8 +129,8 @@ impl Counters {
         self.shard().loads.fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn store_failed(&self) {
-        self.shard().store_failures.fetch_add(1, Relaxed);
+    pub(crate) fn stores_failed(&self, pages: u64) {
+        self.shard().store_failures.fetch_add(pages, Relaxed);
     }
 
     pub(crate) fn load_failed(&self) {

@@ -389,7 +389,7 @@ impl<S: PageSource> SwapSpace<S> {
                         );
                     }
                     Err(error) => {
-                        self.counters.store_failed();
+                        self.counters.stores_failed(1);
                         report.failed += 1;
                         report.store_error = Some(error);
                     }

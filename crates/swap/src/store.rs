@@ -102,6 +102,7 @@ impl<S: PageSource> SwapSpace<S> {
         stored.charge(group);
     }
 
+    /// Reserves a part of the slots for so many pages. Those of an error are all counted as not stored.
     fn reserve(
         &self,
         group: &Group,
@@ -111,7 +112,7 @@ impl<S: PageSource> SwapSpace<S> {
         match self.allocator.reserve(group, thread_number(), wanted, take) {
             Ok(_) => Ok(()),
             Err(error) => {
-                self.counters.store_failed();
+                self.counters.stores_failed(wanted as u64);
                 Err(error)
             }
         }
@@ -136,7 +137,7 @@ impl<S: PageSource> SwapSpace<S> {
                 let mut leaving = Leaving::default();
                 self.allocator.freed(slot.cluster(), 1, &mut leaving);
                 self.allocator.give_back(leaving);
-                self.counters.store_failed();
+                self.counters.stores_failed(1);
                 Err(error)
             }
         }

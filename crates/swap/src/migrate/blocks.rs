@@ -59,7 +59,7 @@ impl<S: PageSource> SwapSpace<S> {
                 Ok(Placed::At(location)) => placed.push((page, location)),
                 Ok(Placed::Declined | Placed::WithAnnex(..)) => declined.push(page),
                 Err(error) => {
-                    self.counters.store_failed();
+                    self.counters.stores_failed(1);
                     report.failed += 1;
                     report.store_error = Some(error);
                 }

@@ -200,6 +200,10 @@ fn when_slots_run_out_a_store_fails_and_later_ones_succeed() {
         space.store(&repeated(0), &mut scratch),
         Err(StoreError::NoSlots)
     );
+    assert_eq!(space.usage().store_failures, 2);
+    let page = repeated(0);
+    space.store_batch(&[&page; 8], &mut scratch, &mut Vec::new());
+    assert_eq!(space.usage().store_failures, 2 + 8, "each page of a batch");
 }
 
 #[test]
