@@ -4,12 +4,14 @@
  *                                 counts on which of these it is hung up within two seconds
  *   uninvited flood NAME SECONDS  connects and hangs up without a pause, deep below other processes
  *   uninvited hold COUNT           becomes another user, connects COUNT times, says nothing and sleeps
+ *   uninvited sound                says hello for itself, with all that memfold asks for: it is welcomed
  *   uninvited foreign              says hello for a child with userfaultfds of its own
- *   uninvited claim MEGABYTES      says hello for memory that another process has inherited by a fork
+ *   uninvited claim MEGABYTES      says hello for memory that another process has inherited by a fork; what it inherited
+ *                                 itself it is given
  *   uninvited token MEGABYTES      says hello as the child of a prepared fork that there is not
  *   uninvited rubbish              says hello with what cannot be, and with other descriptors
  *   uninvited exchanged TRUSTED    connects and executes TRUSTED, a copy of this with more rights; its
- *                                 child then says hello by that connection
+ *                                 child then says hello by that connection, for a thread of it
  *   uninvited trusted ARENA PIPE   what that executes: says whether any page of ARENA was read
  *
  * All but the first two are run under memfold, and find it by LD_PRELOAD. One line on stdout. */
@@ -112,6 +114,7 @@ static struct hello sound_hello(char *arena)
         .trash = (uint64_t)arena + (FRONT_PAGES + STAGE_PAGES) * PAGE,
         .beacon = (uint64_t)arena + PAGE,
         .thread = helper_thread(),
+        .can_prepare = 1,
     };
     return hello;
 }
@@ -228,6 +231,30 @@ static int hold(int count)
     return 0;
 }
 
+static int claim_one(char *arena, char *beacon, uint64_t number)
+{
+    int socket_ = connect_to_memfold(), own = own_userfaultfd(), trash = own_userfaultfd();
+    must(socket_ < 0, "connect");
+    struct hello hello = sound_hello(arena);
+    hello.inherited = number;
+    hello.beacon = (uint64_t)beacon;
+    int welcomed = is_welcomed(socket_, &hello, sizeof hello, own, trash);
+    close(socket_), close(own), close(trash);
+    return welcomed;
+}
+
+/* What the other modes say would be taken but for what they are to be refused for. */
+static int sound(void)
+{
+    find_memfold();
+    become_nobody();
+    char *arena = map_arena(NULL);
+    seal(arena, FRONT_PAGES + STAGE_PAGES);
+    int welcomed = claim_one(arena, arena + PAGE, 0);
+    say(welcomed ? "welcomed\n" : "FAILED: not welcomed\n");
+    return !welcomed;
+}
+
 /* The userfaultfds are the parent's; whose memory would be read is the child. */
 static int foreign(void)
 {
@@ -272,24 +299,14 @@ static char *find_beacon(void)
     return (char *)beacon;
 }
 
-static int claim_one(char *arena, char *beacon, uint64_t number)
-{
-    int socket_ = connect_to_memfold(), own = own_userfaultfd(), trash = own_userfaultfd();
-    must(socket_ < 0, "connect");
-    struct hello hello = sound_hello(arena);
-    hello.inherited = number;
-    hello.beacon = (uint64_t)beacon;
-    int welcomed = is_welcomed(socket_, &hello, sizeof hello, own, trash);
-    close(socket_), close(own), close(trash);
-    return welcomed;
-}
-
-/* Claims what another child inherited: by its number, and by all that it reads in its beacon. */
+/* Claims what another child inherited: by its number, and by all that it reads in its beacon. Then its own. */
 static _Noreturn void claim_all(char *arena, const char *shown)
 {
     char *beacon = find_beacon();
-    /* Its own it may claim. */
-    uint64_t own_number = *(volatile uint64_t *)beacon, its_number;
+    static char own[PAGE];
+    memcpy(own, beacon, PAGE);
+    uint64_t own_number, its_number;
+    memcpy(&own_number, own, sizeof own_number);
     become_nobody();
     map_arena(arena);
     seal(arena, FRONT_PAGES + STAGE_PAGES);
@@ -300,6 +317,8 @@ static _Noreturn void claim_all(char *arena, const char *shown)
     must(its_number == 0 || its_number == own_number, "the other child's number");
     memcpy(beacon, shown, PAGE);
     welcomed += claim_one(arena, beacon, its_number);
+    memcpy(beacon, own, PAGE);
+    must(!claim_one(arena, beacon, own_number), "what it inherited itself");
     say(welcomed ? "FAILED: welcomed %d times\n" : "not welcomed\n", welcomed);
     _exit(welcomed != 0);
 }
@@ -407,7 +426,7 @@ static int exchanged(char *program)
     int socket_ = connect_to_memfold(), ends[2];
     must(socket_ < 0, "connect");
     must(pipe(ends), "pipe");
-    pid_t parent = getpid(), child = fork();
+    pid_t child = fork();
     must(child < 0, "fork");
     if (child > 0) {
         char address[32], end[16];
@@ -419,10 +438,10 @@ static int exchanged(char *program)
     }
     close(ends[1]);
     int own = own_userfaultfd(), trash = own_userfaultfd();
-    char byte;
-    must(read(ends[0], &byte, 1) != 1, "the parent executes nothing");
+    pid_t thread;
+    must(read(ends[0], &thread, sizeof thread) != sizeof thread, "the parent executes nothing");
     struct hello hello = sound_hello(arena);
-    hello.thread = parent;
+    hello.thread = thread;
     int welcomed = is_welcomed(socket_, &hello, sizeof hello, own, trash);
     say(welcomed ? "FAILED: welcomed\n" : "not welcomed\n");
     _exit(welcomed);
@@ -437,7 +456,8 @@ static int trusted(char *arena, int end)
     }
     must(munmap(arena, ARENA_PAGES * PAGE), "munmap");
     map_arena(arena);
-    must(write(end, "", 1) != 1, "write");
+    pid_t thread = helper_thread();
+    must(write(end, &thread, sizeof thread) != sizeof thread, "write");
     int status = -1, read = 0;
     must(wait(&status) < 0, "wait");
     static unsigned char present[ARENA_PAGES];
@@ -461,6 +481,8 @@ int main(int count, char **arguments)
     }
     if (!strcmp(mode, "hold") && count == 3)
         return hold(atoi(arguments[2]));
+    if (!strcmp(mode, "sound"))
+        return sound();
     if (!strcmp(mode, "foreign"))
         return foreign();
     if (!strcmp(mode, "claim") && count == 3)

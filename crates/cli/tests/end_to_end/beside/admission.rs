@@ -39,7 +39,7 @@ fn control_name(running: &mut Running) -> String {
 }
 
 /// A copy where other users may execute it.
-fn public_copy(program: &Path, folder: &Path) -> PathBuf {
+pub fn public_copy(program: &Path, folder: &Path) -> PathBuf {
     use std::os::unix::fs::PermissionsExt;
     let copy = folder.join("public");
     copy_program(program, &copy);
@@ -112,15 +112,31 @@ fn a_silent_program_delays_no_admission() {
     assert!(outcome.errors.lines().count() < 20, "{}", outcome.errors);
 }
 
-fn is_refused(arguments: &[&str]) {
-    beside!(&["cc"]);
+fn says(arguments: &[&str], answer: &str) -> String {
     let outcome = Program::new(uninvited())
         .args(arguments)
         .timeout(Duration::from_secs(60))
         .run(LIMIT);
     outcome.assert_success();
-    assert_eq!(outcome.text(), "not welcomed\n", "{}", outcome.errors);
+    assert_eq!(outcome.text(), answer, "{}", outcome.errors);
     assert!(outcome.errors.lines().count() < 20, "{}", outcome.errors);
+    outcome.errors
+}
+
+fn is_refused(arguments: &[&str]) {
+    beside!(&["cc"]);
+    let errors = says(arguments, "not welcomed\n");
+    assert!(
+        !errors.contains("its helper"),
+        "what it says is unsound: {errors}"
+    );
+}
+
+/// Otherwise the tests below show nothing.
+#[test]
+fn a_hello_that_is_true_is_welcomed() {
+    beside!(&["cc"]);
+    says(&["sound"], "welcomed\n");
 }
 
 #[test]
@@ -135,7 +151,8 @@ fn what_a_fork_shares_is_not_given_to_who_claims_it() {
 
 #[test]
 fn a_hello_that_cannot_be_true_is_refused() {
-    is_refused(&["rubbish"]);
+    beside!(&["cc"]);
+    says(&["rubbish"], "not welcomed\n");
 }
 
 /// Listens at an abstract name as another user, and says what the first that connects sends.
