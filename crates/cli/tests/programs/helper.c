@@ -12,6 +12,7 @@
  *   helper locked MEGABYTES    locks all its memory, and verifies it
  *   helper late MEGABYTES      the same, when much of it is out: from then on it stays in
  *   helper privileges MEGABYTES  becomes another user, and counts the threads with capabilities
+ *   helper follow MEGABYTES    gives up its capabilities, and waits until its helper is gone
  *   helper effective MEGABYTES  the same in a child, forked while the effective user alone is another one
  *   helper ordinary MEGABYTES  has a child of a real-time thread on one CPU look at how its helper is scheduled
  *   helper mounts MEGABYTES    enters the mount namespace of a child
@@ -22,6 +23,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -179,6 +181,30 @@ static void have_child_do(void (*work)(void))
     must(child < 0 || waitpid(child, &status, 0) != child || status != 0, "a child");
 }
 
+static void ignore_thread(const char *thread)
+{
+    (void)thread;
+}
+
+/* With capabilities, and without a right to change its user: the helper has them, too, and keeps them. */
+static void outlive_helper(void)
+{
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct sets[_LINUX_CAPABILITY_U32S_3];
+    must(syscall(SYS_capget, &header, sets), "capabilities");
+    must(sets[0].effective == 0, "it has no capabilities");
+    must(look_at_threads(ignore_thread) != 2, "a helper");
+    memset(sets, 0, sizeof sets);
+    must(syscall(SYS_capset, &header, sets), "capabilities are given up");
+    double end = seconds_now() + 10;
+    while (look_at_threads(ignore_thread) > 1) {
+        must(seconds_now() > end, "the helper goes on");
+        usleep(5000);
+    }
+    verify("without a helper");
+    say("follow ok\n");
+}
+
 /* The child is root by its real and its saved user. */
 static void give_up_privileges_in_child(void)
 {
@@ -289,6 +315,8 @@ int main(int count, char **arguments)
     } else if (!strcmp(mode, "privileges")) {
         must(prctl(PR_GET_DUMPABLE) != 1, "dumpable");
         give_up_privileges();
+    } else if (!strcmp(mode, "follow")) {
+        outlive_helper();
     } else if (!strcmp(mode, "effective")) {
         give_up_privileges_in_child();
     } else if (!strcmp(mode, "ordinary")) {

@@ -1,6 +1,7 @@
 //! The helper thread in a program's company: it does not keep a program from ending, and a program
 //! that cannot have one, or forbids what it does, runs on.
 
+use super::admission::public_copy;
 use crate::support::{Limits, MIB, Outcome, Program, compiled};
 use std::time::Duration;
 
@@ -87,6 +88,24 @@ fn the_helper_keeps_no_privileges() {
     beside!(&["cc"]);
     ends_well("privileges", "1", "privileges");
     ends_well("effective", "1", "privileges");
+}
+
+/// What has capabilities, but none to change its user, has a helper with the same ones.
+#[test]
+fn a_helper_ends_when_its_program_gives_up_capabilities() {
+    beside!(&["cc", "setpriv"]);
+    let folder = tempfile::tempdir_in("/tmp").expect("a folder");
+    let program = compiled("helper", &["helper.c"], &["-pthread"]);
+    let program = public_copy(&program, folder.path());
+    let outcome = Program::new("setpriv")
+        .args(["--reuid", "65534", "--clear-groups"])
+        .args(["--inh-caps", "+net_raw", "--ambient-caps", "+net_raw"])
+        .arg(program)
+        .args(["follow", "1"])
+        .timeout(Duration::from_secs(60))
+        .run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "follow ok\n", "{}", outcome.errors);
 }
 
 /// It would get no time beside a real-time thread that is busy.
