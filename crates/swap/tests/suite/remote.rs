@@ -4,7 +4,10 @@
 use std::{
     cell::Cell,
     collections::HashMap,
-    sync::{Arc, Barrier, atomic::Ordering},
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -428,6 +431,8 @@ struct Held {
     store: ModelStore,
     has_arrived: Arc<Barrier>,
     may_answer: Arc<Barrier>,
+    /// Something waits for what is under way.
+    is_awaited: Arc<AtomicBool>,
 }
 
 impl RemoteBackend for Held {
@@ -456,6 +461,7 @@ impl RemoteBackend for Held {
     }
 
     fn sleep(&self, duration: Duration) {
+        self.is_awaited.store(true, Ordering::Relaxed);
         std::thread::sleep(duration);
     }
 }
@@ -467,6 +473,7 @@ fn a_clean_end_waits_for_what_is_under_way() {
         store: ModelStore::new(None),
         has_arrived: barrier(),
         may_answer: barrier(),
+        is_awaited: Arc::default(),
     };
     let key = TierKey::new([9; 32]);
     let tier = RemoteTier::new(Box::new(backend.clone()), &key, RemoteConfig::default());
@@ -478,9 +485,12 @@ fn a_clean_end_waits_for_what_is_under_way() {
         });
         backend.has_arrived.wait();
         let clear = scope.spawn(|| tier.clear(Duration::from_secs(10)));
-        std::thread::sleep(Duration::from_millis(100));
-        assert!(!clear.is_finished());
+        while !backend.is_awaited.load(Ordering::Relaxed) && !clear.is_finished() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let has_waited = !clear.is_finished();
         backend.may_answer.wait();
+        assert!(has_waited);
         assert!(clear.join().expect("it ends"));
         assert_eq!(backend.store.records(), 0);
     });
