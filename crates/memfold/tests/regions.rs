@@ -5,6 +5,7 @@ mod common;
 use common::{MIB, PAGE, WITHOUT_MOVE, builder, fill_page, modes, userfaultfd_modes, verify_page};
 use memfold::{Error, Memfold, Mode, Region};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// A thread that waited for a page may continue, and drop the region, while its neighbours come in.
 #[test]
@@ -199,6 +200,14 @@ fn untouched_and_dropped_memory_reads_as_zeros() {
     }
 }
 
+/// Waits for that, but not for ever.
+fn becomes_true(mut is_true: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_true() && began.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// What is counted out comes in again, and what never was out is counted as zeros.
 #[test]
 fn pages_are_counted_alike_in_all_modes() {
@@ -207,11 +216,14 @@ fn pages_are_counted_alike_in_all_modes() {
         // zeros.
         let builder = builder(mode).readahead(false);
         let memfold = builder.limit(64 * MIB as u64).build().unwrap();
-        let counted = || {
-            // The thread of thread mode counts after it has let the program go on.
-            std::thread::sleep(std::time::Duration::from_millis(50));
-            let stats = memfold.stats();
-            [stats.pages_zero_filled, stats.pages_out, stats.pages_in]
+        // The thread of thread mode counts after it has let the program go on.
+        let assert_counted = |numbers: [u64; 3]| {
+            let counted = || {
+                let stats = memfold.stats();
+                [stats.pages_zero_filled, stats.pages_out, stats.pages_in]
+            };
+            becomes_true(|| counted() == numbers);
+            assert_eq!(counted(), numbers, "{mode}");
         };
         let mut region = memfold.map(MIB).unwrap();
         let pages = region.len() / PAGE;
@@ -226,20 +238,22 @@ fn pages_are_counted_alike_in_all_modes() {
                 );
             }
             // Nor does it note before that the last page is there.
-            std::thread::sleep(std::time::Duration::from_millis(50));
-            region.page_out(..).unwrap();
+            becomes_true(|| {
+                region.page_out(..).unwrap();
+                memfold.stats().stored_pages == numbers.len() as u64
+            });
             for &number in numbers {
                 verify_page(&region[number * PAGE..][..PAGE], number as u64, generation);
             }
         };
         pass(&mut region, &(0..pages).collect::<Vec<_>>(), 1);
-        assert_eq!(counted(), [all; 3], "{mode}");
+        assert_counted([all; 3]);
         if mode == Mode::Protection {
             // Half of each block: what is left of it is zeros, and never stored.
             region.discard(..).unwrap();
             let half: Vec<usize> = (0..pages).filter(|number| number % 16 < 8).collect();
             pass(&mut region, &half, 2);
-            assert_eq!(counted(), [all * 5 / 2, all * 3 / 2, all * 3 / 2], "{mode}");
+            assert_counted([all * 5 / 2, all * 3 / 2, all * 3 / 2]);
         }
     }
 }
@@ -478,7 +492,7 @@ fn what_is_marked_cold_leaves_step_by_step() {
         // Background reclaim may be at work still.
         while {
             let before = cold.resident_bytes();
-            std::thread::sleep(std::time::Duration::from_millis(100));
+            std::thread::sleep(Duration::from_millis(100));
             before != cold.resident_bytes()
         } {}
         let (cold, other) = (cold.resident_bytes(), other.resident_bytes());
