@@ -20,9 +20,16 @@ pub fn send(signal: Signal, process: i32) {
     kill(Pid::from_raw(process), signal).expect("the process takes the signal");
 }
 
-/// Waits until all of these are gone; fails if they are not in this time, which many looks must have shown: the machine
-/// itself may stand still for longer, or one CPU of it, which shows as a thread that could run. Some may run for ever.
-fn must_end(running: &mut Running, processes: &[i32], within: Duration) {
+/// Waits until all of these are gone; fails if they are not in this time.
+pub fn must_end(running: &mut Running, processes: &[i32], within: Duration) {
+    if !end(running, processes, within) {
+        running.give_up("processes are still alive after the kill");
+    }
+}
+
+/// Whether all of these are gone in this time. Many looks must have shown that they are not: the machine itself may
+/// stand still for longer, or one CPU of it, which shows as a thread that could run. Some may run for ever.
+fn end(running: &mut Running, processes: &[i32], within: Duration) -> bool {
     const LEAST_LOOKS: u32 = 100;
     const MOST: u32 = 20;
     let started = Instant::now();
@@ -33,10 +40,11 @@ fn must_end(running: &mut Running, processes: &[i32], within: Duration) {
         let is_any_runnable = running.processes().into_iter().any(is_runnable);
         looks += u32::from(is_longest || !is_any_runnable);
         if started.elapsed() > within && looks > LEAST_LOOKS {
-            running.give_up("processes are still alive after the kill");
+            return false;
         }
         std::thread::sleep(Duration::from_millis(2));
     }
+    true
 }
 
 /// Kills the supervisor of a run, of which there must be at least so many processes: all must end with it.
@@ -155,12 +163,29 @@ while True:
 fn the_supervisors_death_ends_a_filtered_child_that_needed_nothing() {
     beside!(&["cc"]);
     let program = Program::new(compiled("quiet", &["quiet.c"], &[])).arg("48");
-    let mut running = program.start(Limits::Resident(16 * MIB));
-    running.wait_for_output(1);
-    // It has no helper, which would end it: until it is guarded.
-    std::thread::sleep(Duration::from_secs(1));
-    // Itself, the program and the child.
-    kill_supervisor(running, 3);
+    // The child has no helper, which would end it: until it is guarded, for which it must be found.
+    for seconds in [1, 3, 9] {
+        let mut running = program.start(Limits::Resident(16 * MIB));
+        running.wait_for_output(1);
+        std::thread::sleep(Duration::from_secs(seconds));
+        let processes = running.processes();
+        assert!(
+            processes.len() >= 3,
+            "itself, the program and the child: {processes:?}"
+        );
+        send(Signal::SIGKILL, running.root());
+        if end(&mut running, &processes, Duration::from_secs(2)) {
+            running.wait();
+            return;
+        }
+        eprintln!("not guarded after {seconds} s");
+        for process in processes {
+            // Some have ended.
+            let _ = kill(Pid::from_raw(process), Signal::SIGKILL);
+        }
+        running.wait();
+    }
+    panic!("a child without a helper outlives the supervisor");
 }
 
 #[test]

@@ -2,10 +2,11 @@
 //! main thread ends before the others, threads end without a touch, a child has no helper, a helper is
 //! stopped, a whole program is.
 
-use crate::support::{Limits, MIB, Outcome, Program, compiled, is_alive, rounds, skip};
+use super::crash::must_end;
+use crate::support::{Limits, MIB, Outcome, Program, compiled, rounds, skip};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 fn departures(mode: &str, megabytes: &str) -> Program {
     Program::new(compiled("departures", &["departures.c"], &[]))
@@ -50,14 +51,7 @@ fn a_child_without_a_helper_dies_with_the_supervisor() {
         let processes = running.processes();
         assert!(processes.len() >= 3, "supervisor and two: {processes:?}");
         kill(Pid::from_raw(running.root()), Signal::SIGKILL).expect("memfold is killed");
-        let began = Instant::now();
-        while processes.iter().any(|&process| is_alive(process)) {
-            running.has_ended();
-            if began.elapsed() > Duration::from_secs(3) {
-                running.give_up("processes outlive the supervisor");
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        must_end(&mut running, &processes, Duration::from_secs(3));
         let outcome = running.wait();
         assert!(!outcome.text().contains("MISMATCH"), "{}", outcome.text());
     }
