@@ -31,7 +31,10 @@ pub mod gate;
 pub mod hello;
 #[cfg(feature = "std")]
 pub mod huge;
+#[cfg(all(test, loom))]
+mod models;
 pub mod raw;
+mod sync;
 #[allow(
     missing_debug_implementations,
     reason = "the words of a message mean nothing without its event"
