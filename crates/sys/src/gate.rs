@@ -140,7 +140,12 @@ impl Gate {
                 );
                 continue;
             }
-            let blocked = || self.state.load(Ordering::SeqCst) & (EXCLUSIVE | COUNT) != 0;
+            let blocked = || {
+                let state = self.state.load(Ordering::SeqCst);
+                // Another one that gave up has cleared it, and no thread that leaves would wake this one.
+                let is_announced = state & PENDING != 0;
+                state & EXCLUSIVE != 0 || state & COUNT != 0 && is_announced
+            };
             if let Err(abandoned) = self.queue.sleep(blocked, nap_ns, &give_up) {
                 self.state.fetch_and(!PENDING, Ordering::Relaxed);
                 self.queue.notify();
