@@ -1,8 +1,9 @@
 //! One exchange with the supervisor, with descriptors.
 
 use crate::system;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use memfold_sys::Errno;
+use memfold_sys::futex;
 use memfold_sys::hello::{Rendezvous, SOCKET_PATH_MAX};
 use memfold_sys::raw::{nr, syscall};
 
@@ -182,8 +183,24 @@ fn connect_to(path: &[u8; SOCKET_PATH_MAX], rendezvous: &Rendezvous) -> Result<i
     }
 }
 
-/// Sends a plain structure and descriptors (none or two).
+/// Sends a plain structure and descriptors (none or two). By the abstract name descriptors are refused until the supervisor
+/// knows the process (`SO_PASSRIGHTS`): that is tried again, for as long as the supervisor waits for a hello.
 pub fn send<T: Copy>(socket: i32, value: &T, descriptors: Option<[i32; 2]>) -> Result<(), Errno> {
+    const PAUSE_NS: u64 = 500_000;
+    const TRIES: u64 = 30_000_000_000 / PAUSE_NS;
+    for _ in 1..TRIES {
+        match send_once(socket, value, descriptors) {
+            Err(Errno::EPERM) if descriptors.is_some() => {
+                // No other thread wakes it.
+                let _ = futex::wait(&AtomicU32::new(0), 0, Some(PAUSE_NS));
+            }
+            sent => return sent,
+        }
+    }
+    send_once(socket, value, descriptors)
+}
+
+fn send_once<T: Copy>(socket: i32, value: &T, descriptors: Option<[i32; 2]>) -> Result<(), Errno> {
     let mut vector = IoVector {
         base: core::ptr::from_ref::<T>(value) as usize,
         length: core::mem::size_of::<T>(),

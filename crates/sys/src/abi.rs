@@ -126,4 +126,8 @@ fn the_longest_socket_path_is_the_kernels() {
         crate::socket::SO_PEERPIDFD,
         linux_raw_sys::net::SO_PEERPIDFD as i32
     );
+    assert_eq!(
+        crate::socket::SO_PASSRIGHTS,
+        linux_raw_sys::net::SO_PASSRIGHTS as i32
+    );
 }

@@ -2,8 +2,9 @@
 
 use crate::hello::{Hello, MAGIC, Welcome};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
+    SocketType,
 };
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -26,35 +27,48 @@ pub struct Peer {
 /// `InvalidInput` if the path is longer than a socket's can be; what the kernel refuses.
 pub fn listen(path: &Path) -> io::Result<OwnedFd> {
     let name = path.as_os_str().as_bytes();
-    let socket = listen_at(name, |name| SocketAddrUnix::new(name))?;
+    let socket = unbound()?;
+    listen_at(&socket, name, |name| SocketAddrUnix::new(name))?;
     let mode = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o600);
     std::fs::set_permissions(path, mode)?;
     Ok(socket)
 }
 
 /// Listens at the abstract name made of `path`'s bytes, which programs reach that changed their root or
-/// their user. Any process can connect: the caller must check the peer.
+/// their user. Any process can connect: the caller must check the peer, and then has its descriptors let through
+/// ([`let_descriptors_through`]).
 ///
 /// # Errors
 /// As [`listen`].
 pub fn listen_abstract(path: &Path) -> io::Result<OwnedFd> {
     let name = path.as_os_str().as_bytes();
-    listen_at(name, |name| {
+    let socket = unbound()?;
+    // Before Linux 6.16 there is no such option.
+    let _ = set_option(socket.as_fd(), SO_PASSRIGHTS, 0);
+    listen_at(&socket, name, |name| {
         // The length of an abstract name counts. The preload library connects with all of `sun_path`,
         // so the name is padded with zeros to the same length here.
         let mut padded = [0; ABSTRACT_NAME_MAX];
         padded[..name.len()].copy_from_slice(name);
         SocketAddrUnix::new_abstract_name(&padded)
-    })
+    })?;
+    Ok(socket)
 }
 
 /// Bytes of an abstract name: `sun_path` without the zero in front.
 const ABSTRACT_NAME_MAX: usize = crate::hello::SOCKET_PATH_MAX - 1;
 
+fn unbound() -> io::Result<OwnedFd> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socket_with(family, kind, flags, None)?)
+}
+
 fn listen_at(
+    socket: &OwnedFd,
     name: &[u8],
     address: impl FnOnce(&[u8]) -> rustix::io::Result<SocketAddrUnix>,
-) -> io::Result<OwnedFd> {
+) -> io::Result<()> {
     const BACKLOG: i32 = 1024;
     if name.len() > ABSTRACT_NAME_MAX {
         return Err(io::Error::new(
@@ -62,15 +76,17 @@ fn listen_at(
             "socket path too long",
         ));
     }
-    let socket = rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-        None,
-    )?;
-    rustix::net::bind(&socket, &address(name)?)?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket)
+    rustix::net::bind(socket, &address(name)?)?;
+    rustix::net::listen(socket, BACKLOG)?;
+    Ok(())
+}
+
+/// Has the kernel refuse further connections to a listener, which keeps its name. Those that wait can still be accepted.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn stop_listening(listener: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(rustix::net::shutdown(listener, Shutdown::Read)?)
 }
 
 /// Accepts one connection; `None` when there is none.
@@ -162,14 +178,48 @@ unsafe fn socket_option<T>(socket: BorrowedFd<'_>, option: i32, value: &mut T) -
     }
 }
 
-/// Descriptors that a message may bring at most; the kernel closes those beyond.
-const DESCRIPTORS_MAX: usize = 12;
+/// `SO_PASSRIGHTS`, which libc lacks.
+pub(crate) const SO_PASSRIGHTS: i32 = 83;
 
-/// Receives the helper's [`Hello`] and its two userfaultfds (none if it was refused them). Never waits.
+fn set_option(socket: BorrowedFd<'_>, option: i32, value: i32) -> io::Result<()> {
+    let size = size_of::<i32>() as libc::socklen_t;
+    let value: *const i32 = &raw const value;
+    // SAFETY: `value` is live, and the kernel reads as much of it as its size.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            value.cast(),
+            size,
+        )
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Lets a peer send descriptors, which got `EPERM` so far. (Before Linux 6.16 it always can.)
+pub fn let_descriptors_through(socket: BorrowedFd<'_>) {
+    // Fails where there is no such option.
+    let _ = set_option(socket, SO_PASSRIGHTS, 1);
+}
+
+/// Whether the kernel can keep descriptors from being sent to a socket (`SO_PASSRIGHTS`, Linux 6.16).
+pub fn kernel_withholds_descriptors() -> bool {
+    unbound().is_ok_and(|socket| set_option(socket.as_fd(), SO_PASSRIGHTS, 0).is_ok())
+}
+
+/// Descriptors of a [`Hello`].
+const DESCRIPTORS_MAX: usize = 2;
+
+/// Reads the helper's [`Hello`] and its two userfaultfds (none if it was refused them) without taking them out of the
+/// socket. Never waits, and closes nothing: to close what a peer sent may take any time, so the descriptors come with an
+/// error, too, and those for which there is no room stay in the socket.
 ///
-/// # Errors
-/// `UnexpectedEof` if the helper is gone, `InvalidData` if the peer is no memfold helper.
-pub fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<(Hello, Vec<OwnedFd>)> {
+/// The first result fails with `UnexpectedEof` if the helper is gone, with `InvalidData` if the peer is no memfold helper.
+pub fn peek_hello(socket: BorrowedFd<'_>) -> (io::Result<Hello>, Vec<OwnedFd>) {
     let mut hello = Hello::default();
     // SAFETY: `Hello` is plain integers without padding, borrowed here alone: any bytes are a value.
     let bytes = unsafe {
@@ -177,25 +227,98 @@ pub fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<(Hello, Vec<OwnedFd>)
     };
     let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut room);
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let flags = RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     let received =
-        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
+        match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
+            Ok(received) => received,
+            Err(errno) => return (Err(errno.into()), Vec::new()),
+        };
     let mut descriptors = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
             descriptors.extend(rights);
         }
     }
-    if received.bytes == 0 {
-        return Err(io::ErrorKind::UnexpectedEof.into());
+    let invalid = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidData, what));
+    let hello = if received.bytes == 0 {
+        Err(io::ErrorKind::UnexpectedEof.into())
+    } else if received.bytes != size_of::<Hello>() || hello.magic != MAGIC {
+        invalid("not a memfold helper")
+    } else if received.flags.contains(ReturnFlags::CTRUNC) || descriptors.len() > DESCRIPTORS_MAX {
+        invalid("it sent other descriptors than a helper sends")
+    } else {
+        Ok(hello)
+    };
+    (hello, descriptors)
+}
+
+/// Takes the message out of the socket that [`peek_hello`] read. As long as the caller has its descriptors, this closes none.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn take_hello(socket: BorrowedFd<'_>) -> io::Result<()> {
+    rustix::net::recv(socket, &mut [0; 1], RecvFlags::DONTWAIT)?;
+    Ok(())
+}
+
+/// What comes next out of a socket.
+enum Unread {
+    /// Nothing any more.
+    End,
+    Data,
+    /// A message with descriptors.
+    Descriptors,
+}
+
+/// The next message, which is dropped unless the flags say `MSG_PEEK`. The socket must have `SO_PASSCRED`: by the
+/// credentials an empty message differs from the end, and they take all room for descriptors.
+fn next_unread(socket: BorrowedFd<'_>, flags: i32) -> io::Result<Unread> {
+    /// Room for the sender's credentials alone.
+    #[repr(C, align(8))]
+    struct Room([u8; 32]);
+    // SAFETY: a computation.
+    const { assert!(unsafe { libc::CMSG_SPACE(size_of::<libc::ucred>() as u32) } == 32) };
+    let mut room = Room([0; 32]);
+    // SAFETY: plain integers and pointers, for which zeros are a value.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_control = (&raw mut room.0).cast();
+    header.msg_controllen = size_of::<Room>() as _;
+    let flags = flags | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: the header and the room that it names are live; it has no room for data.
+    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
+    if received < 0 {
+        return Err(io::Error::last_os_error());
     }
-    if received.bytes != size_of::<Hello>() || hello.magic != MAGIC {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "not a memfold helper",
-        ));
+    if header.msg_flags & libc::MSG_CTRUNC != 0 {
+        return Ok(Unread::Descriptors);
     }
-    Ok((hello, descriptors))
+    match header.msg_controllen {
+        0 => Ok(Unread::End),
+        _ => Ok(Unread::Data),
+    }
+}
+
+/// Hangs up, and drops what the peer sent, but no descriptors. Returns whether nothing is left: then to close the connection
+/// closes nothing that the peer sent.
+pub fn hang_up(socket: BorrowedFd<'_>) -> bool {
+    /// The kernel keeps some ten messages (`net.unix.max_dgram_qlen`).
+    const MESSAGES_MAX: usize = 64;
+    let hung_up = rustix::net::shutdown(socket, Shutdown::Both);
+    if hung_up.is_err() || set_option(socket, libc::SO_PASSCRED, 1).is_err() {
+        return false;
+    }
+    for _ in 0..MESSAGES_MAX {
+        match next_unread(socket, libc::MSG_PEEK) {
+            Ok(Unread::End) => return true,
+            Ok(Unread::Descriptors) => return false,
+            Ok(Unread::Data) => {
+                let _ = next_unread(socket, 0);
+            }
+            // That the peer has left messages unread is said once, before those from it.
+            Err(_) => {}
+        }
+    }
+    false
 }
 
 /// Sends a [`Welcome`] with one or two descriptors. Never waits.
@@ -282,42 +405,135 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 
+    fn pair() -> (OwnedFd, OwnedFd) {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap()
+    }
+
+    fn send(socket: &OwnedFd, bytes: &[u8], sent: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut control = SendAncillaryBuffer::new(&mut room);
+        if !sent.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(sent)));
+        }
+        let flags = SendFlags::NOSIGNAL;
+        rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags).map(|_| ())
+    }
+
+    fn bytes_of(hello: &Hello) -> &[u8] {
+        // SAFETY: plain integers without padding, borrowed as long as the slice.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(hello).cast(), size_of::<Hello>()) }
+    }
+
     #[test]
     fn descriptors_arrive_with_hello_and_welcome() {
-        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-        let flags = SocketFlags::CLOEXEC;
-        let (helper, supervisor) = rustix::net::socketpair(family, kind, flags, None).unwrap();
-        let nothing = receive_hello(supervisor.as_fd()).unwrap_err();
-        assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock);
+        let (helper, supervisor) = pair();
+        let (nothing, _) = peek_hello(supervisor.as_fd());
+        assert_eq!(nothing.unwrap_err().kind(), io::ErrorKind::WouldBlock);
 
         let hello = Hello {
             magic: MAGIC,
             thread: 7,
             ..Hello::default()
         };
-        // SAFETY: plain integers.
-        let bytes = unsafe {
-            std::slice::from_raw_parts((&raw const hello).cast::<u8>(), size_of::<Hello>())
-        };
         let sent = [helper.as_fd(), supervisor.as_fd()];
-        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-        let mut control = SendAncillaryBuffer::new(&mut room);
-        assert!(control.push(SendAncillaryMessage::ScmRights(&sent)));
-        let flags = SendFlags::empty();
-        rustix::net::sendmsg(&helper, &[IoSlice::new(bytes)], &mut control, flags).unwrap();
-        let (received, descriptors) = receive_hello(supervisor.as_fd()).unwrap();
+        send(&helper, bytes_of(&hello), &sent).unwrap();
+        let (received, descriptors) = peek_hello(supervisor.as_fd());
+        let received = received.unwrap();
         assert_eq!((received.magic, received.thread), (MAGIC, 7));
         assert_eq!(descriptors.len(), 2);
         for descriptor in &descriptors {
             let flags = rustix::io::fcntl_getfd(descriptor).unwrap();
             assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
         }
+        take_hello(supervisor.as_fd()).unwrap();
+        let (nothing, _) = peek_hello(supervisor.as_fd());
+        assert_eq!(nothing.unwrap_err().kind(), io::ErrorKind::WouldBlock);
 
         send_welcome(supervisor.as_fd(), &Welcome::default(), &sent).unwrap();
-        let answer = receive_hello(helper.as_fd()).unwrap_err();
-        assert_eq!(answer.kind(), io::ErrorKind::InvalidData, "no Hello");
-        drop((helper, descriptors));
-        let end = receive_hello(supervisor.as_fd()).unwrap_err();
-        assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
+        let (answer, of_answer) = peek_hello(helper.as_fd());
+        let kind = answer.unwrap_err().kind();
+        assert_eq!(kind, io::ErrorKind::InvalidData, "no Hello");
+        assert_eq!(of_answer.len(), 2, "they are the caller's all the same");
+        // Or the socket would hold itself.
+        take_hello(helper.as_fd()).unwrap();
+        drop((helper, descriptors, of_answer));
+        let (end, _) = peek_hello(supervisor.as_fd());
+        assert_eq!(end.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn more_descriptors_than_a_hello_has_stay_in_the_socket() {
+        let ((helper, supervisor), (mut reader, writer)) = (pair(), std::io::pipe().unwrap());
+        let hello = Hello {
+            magic: MAGIC,
+            ..Hello::default()
+        };
+        let one = supervisor.as_fd();
+        send(&helper, bytes_of(&hello), &[one, one, writer.as_fd()]).unwrap();
+        drop(writer);
+        let (refused, descriptors) = peek_hello(supervisor.as_fd());
+        assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::InvalidData);
+        drop(descriptors);
+        rustix::io::ioctl_fionbio(&reader, true).unwrap();
+        let open = io::Read::read(&mut reader, &mut [0]).unwrap_err();
+        assert_eq!(open.kind(), io::ErrorKind::WouldBlock, "it was closed");
+    }
+
+    #[test]
+    fn what_is_unread_is_dropped_unless_it_holds_descriptors() {
+        type Message = (&'static [u8], bool);
+        let queues: [&[Message]; 6] = [
+            &[],
+            &[(b"data", false), (b"", false)],
+            &[(b"", true)],
+            &[(b"data", false), (b"", false), (b"x", true)],
+            &[(b"x", true), (b"data", false)],
+            &[(b"".as_slice(), false); 4],
+        ];
+        for (queue, is_open) in queues.iter().flat_map(|one| [(one, true), (one, false)]) {
+            let (helper, supervisor) = pair();
+            // Which the other end is told of, if that closes first.
+            send(&supervisor, b"unread", &[]).unwrap();
+            for (data, has_descriptor) in *queue {
+                let sent = [supervisor.as_fd()];
+                send(&helper, data, &sent[..usize::from(*has_descriptor)]).unwrap();
+            }
+            let helper = is_open.then_some(helper);
+            let is_empty = hang_up(supervisor.as_fd());
+            assert_eq!(is_empty, !queue.iter().any(|(_, has)| *has), "{queue:?}");
+            if let Some(helper) = helper {
+                let late = send(&helper, b"late", &[supervisor.as_fd()]);
+                assert_eq!(late, Err(rustix::io::Errno::PIPE));
+                let mut byte = [0; 8];
+                rustix::io::read(&helper, &mut byte).unwrap();
+                let end = rustix::io::read(&helper, &mut byte);
+                assert_eq!(end, Ok(0), "it is not left waiting");
+            }
+        }
+    }
+
+    #[test]
+    fn strangers_can_send_no_descriptors() {
+        if !kernel_withholds_descriptors() {
+            return;
+        }
+        let path = name();
+        let listener = listen_abstract(&path).unwrap();
+        let abstract_name = [b"\0", path.as_os_str().as_bytes()].concat();
+        let client = socket();
+        connect_padded(&client, &abstract_name).unwrap();
+        let sent = [client.as_fd()];
+        let refused = Err(rustix::io::Errno::PERM);
+        assert_eq!(send(&client, b"x", &sent), refused, "before it is accepted");
+        let connection = accept(listener.as_fd()).unwrap().unwrap();
+        assert_eq!(send(&client, b"x", &sent), refused);
+        let_descriptors_through(connection.as_fd());
+        send(&client, b"x", &sent).unwrap();
+        assert!(!hang_up(connection.as_fd()));
+        stop_listening(listener.as_fd()).unwrap();
+        let other = connect_padded(&socket(), &abstract_name).unwrap_err();
+        assert_eq!(other.kind(), io::ErrorKind::ConnectionRefused);
+        assert!(accept(listener.as_fd()).unwrap().is_none());
     }
 }

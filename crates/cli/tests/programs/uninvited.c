@@ -3,6 +3,8 @@
  *   uninvited knock NAME COUNT     connects COUNT times to the abstract name NAME, says nothing, and
  *                                 counts on which of these it is hung up within two seconds
  *   uninvited flood NAME SECONDS  connects and hangs up without a pause, deep below other processes
+ *   uninvited linger NAME COUNT   connects COUNT times by path or abstract name and sends sockets that take
+ *                                 a minute to close
  *   uninvited hold COUNT           becomes another user, connects COUNT times, says nothing and sleeps
  *   uninvited sound                says hello for itself, with all that memfold asks for: it is welcomed
  *   uninvited foreign              says hello for a child with userfaultfds of its own
@@ -14,13 +16,15 @@
  *                                 child then says hello by that connection, for a thread of it
  *   uninvited trusted ARENA PIPE   what that executes: says whether any page of ARENA was read
  *
- * All but the first two are run under memfold, and find it by LD_PRELOAD. One line on stdout. */
+ * All but the first three are run under memfold, and find it by LD_PRELOAD, as the third does for a NAME "-". One line on
+ * stdout. */
 #define _GNU_SOURCE
 #include "filter.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -62,10 +66,10 @@ static void find_memfold(void)
     strcpy(slash, "/control");
 }
 
-static int connect_to_memfold(void)
+static int connect_by(int is_abstract)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    memcpy(address.sun_path + 1, name, strlen(name));
+    memcpy(address.sun_path + is_abstract, name, strlen(name));
     int socket_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (socket_ >= 0 && connect(socket_, (struct sockaddr *)&address, sizeof address) == 0)
         return socket_;
@@ -73,6 +77,22 @@ static int connect_to_memfold(void)
     close(socket_);
     errno = error;
     return -1;
+}
+
+static int connect_to_memfold(void)
+{
+    return connect_by(1);
+}
+
+/* What is sent to a connection by the abstract name is refused until memfold knows the process. */
+static int is_sent(int socket_, const struct msghdr *header)
+{
+    for (int tries = 0; tries < 10000; tries++, usleep(500))
+        if (sendmsg(socket_, header, MSG_NOSIGNAL) >= 0)
+            return 1;
+        else if (errno != EPERM)
+            return 0;
+    return 0;
 }
 
 static void *sleep_on(void *number)
@@ -148,7 +168,7 @@ static int is_welcomed(int socket_, const void *hello, size_t length, int first,
         int both[2] = {first, second};
         memcpy(CMSG_DATA(message), both, sizeof both);
     }
-    if (sendmsg(socket_, &header, MSG_NOSIGNAL) < 0)
+    if (!is_sent(socket_, &header))
         return 0;
     struct welcome welcome = {0};
     struct iovec room = {&welcome, sizeof welcome};
@@ -216,6 +236,75 @@ static int flood(double seconds)
     double end = seconds_now() + seconds;
     while (seconds_now() < end)
         close(connect_to_memfold());
+    return 0;
+}
+
+/* A socket whose other end does not read what was sent to it. */
+static int stuffed_socket(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0), near = socket(AF_INET, SOCK_STREAM, 0), small = 4096;
+    must(setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &small, sizeof small), "SO_RCVBUF");
+    must(setsockopt(near, SOL_SOCKET, SO_SNDBUF, &small, sizeof small), "SO_SNDBUF");
+    must(bind(listener, (struct sockaddr *)&address, size) || listen(listener, 1), "listen");
+    must(getsockname(listener, (struct sockaddr *)&address, &size), "getsockname");
+    must(connect(near, (struct sockaddr *)&address, size), "connect");
+    must(accept(listener, NULL, NULL) < 0, "accept");
+    must(fcntl(near, F_SETFL, O_NONBLOCK), "fcntl");
+    static const char data[1 << 16];
+    while (write(near, data, sizeof data) > 0)
+        ;
+    close(listener);
+    return near;
+}
+
+static int send_lingering(int socket_, size_t length)
+{
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } control;
+    memset(&control, 0, sizeof control);
+    struct iovec vector = {"x", length};
+    struct msghdr header = {
+        .msg_iov = &vector, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    struct cmsghdr *message = CMSG_FIRSTHDR(&header);
+    message->cmsg_level = SOL_SOCKET;
+    message->cmsg_type = SCM_RIGHTS;
+    message->cmsg_len = CMSG_LEN(sizeof(int));
+    int slow = stuffed_socket(), sent;
+    memcpy(CMSG_DATA(message), &slow, sizeof slow);
+    sent = is_sent(socket_, &header);
+    struct linger minute = {1, 60};
+    must(setsockopt(slow, SOL_SOCKET, SO_LINGER, &minute, sizeof minute), "SO_LINGER");
+    /* If memfold has closed it already, a signal ends the wait. */
+    ualarm(20000, 20000);
+    close(slow);
+    ualarm(0, 0);
+    return sent;
+}
+
+static void do_nothing(int signal)
+{
+    (void)signal;
+}
+
+static int linger(int count)
+{
+    signal(SIGALRM, do_nothing);
+    int sent = 0;
+    for (int index = 0; index < count; index++) {
+        int socket_ = connect_by(0);
+        if (socket_ < 0)
+            socket_ = connect_by(1);
+        must(socket_ < 0, "connect");
+        sent += send_lingering(socket_, index % 2);
+        if (index % 3 == 0)
+            close(socket_);
+    }
+    say("sent %s\n", sent ? "some" : "none");
+    pause();
     return 0;
 }
 
@@ -478,6 +567,13 @@ int main(int count, char **arguments)
     if (!strcmp(mode, "flood") && count == 4 && strlen(arguments[2]) < sizeof name) {
         strcpy(name, arguments[2]);
         return flood(atof(arguments[3]));
+    }
+    if (!strcmp(mode, "linger") && count == 4 && strlen(arguments[2]) < sizeof name - 1) {
+        if (!strcmp(arguments[2], "-"))
+            find_memfold();
+        else
+            strcpy(name, arguments[2]);
+        return linger(atoi(arguments[3]));
     }
     if (!strcmp(mode, "hold") && count == 3)
         return hold(atoi(arguments[2]));

@@ -163,7 +163,7 @@ impl World {
     /// The child of a prepared fork says hello, and is welcomed. `false` if it is not.
     pub(crate) fn arrive(&self, token: u64, memory: &Arc<Memory>) -> bool {
         let expected = &self.group.expected_children;
-        let Some(space) = expected.claim(token, Userfaultfd(memory.clone())) else {
+        let Ok(space) = expected.claim(token, Userfaultfd(memory.clone())) else {
             return false;
         };
         self.attach(&space, memory);

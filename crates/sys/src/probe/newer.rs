@@ -4,7 +4,7 @@ use super::Check;
 use crate::memory::kernel_frees_locked;
 use crate::owned_uffd::{kernel_poisons, kernel_reads_now};
 use crate::process::{kernel_finds_mappings, kernel_scans, kernel_seals, kernel_shows_guards};
-use crate::socket::kernel_hands_out_peers;
+use crate::socket::{kernel_hands_out_peers, kernel_withholds_descriptors};
 
 struct Feature {
     name: &'static str,
@@ -63,6 +63,12 @@ const FEATURES: &[Feature] = &[
         since: "6.16",
         is_there: kernel_shows_guards,
         without: "where a thread's stack has a guard region (MADV_GUARD_INSTALL), its joiner may wait for ever",
+    },
+    Feature {
+        name: "SO_PASSRIGHTS",
+        since: "6.16",
+        is_there: kernel_withholds_descriptors,
+        without: "another user of the host can have programs that change their user run unmanaged",
     },
 ];
 

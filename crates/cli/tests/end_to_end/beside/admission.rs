@@ -112,6 +112,70 @@ fn a_silent_program_delays_no_admission() {
     assert!(outcome.errors.lines().count() < 20, "{}", outcome.errors);
 }
 
+/// Descriptors that take a minute to close are sent by a program of the run, and by processes outside of it: of memfold's
+/// own user by the path, of another one by the abstract name.
+#[test]
+fn descriptors_that_take_long_to_close_delay_no_admission() {
+    beside!(&["cc", "setpriv", "sh"]);
+    let folder = tempfile::tempdir_in("/tmp").expect("a folder");
+    let program = public_copy(&uninvited(), folder.path());
+    let wait = folder.path().join("wait");
+    let made = Command::new("mkfifo").arg(&wait).status();
+    assert!(made.expect("mkfifo runs").success());
+    let script = "\"$0\" linger - 12 & read line < \"$1\"; \
+         for i in 1 2 3 4 5; do /bin/true; done; kill $!; echo ended";
+    let mut running = Program::new("sh")
+        .args(["-c", script])
+        .arg(uninvited())
+        .arg(&wait)
+        .timeout(Duration::from_secs(30))
+        .start(LIMIT);
+    running.wait_for_output("sent some\n".len());
+    let name = control_name(&mut running);
+    let own_user = Command::new(&program);
+    let strangers = [own_user, as_nobody(&program)].map(|mut command| {
+        let command = command.args(["linger", &name, "12"]).stdout(Stdio::piped());
+        let mut stranger = command.spawn().expect("it runs");
+        let mut said = [0; 10];
+        let mut output = stranger.stdout.take().expect("its output");
+        output.read_exact(&mut said).expect("it speaks");
+        (stranger, String::from_utf8_lossy(&said).into_owned())
+    });
+    fs::write(&wait, "on\n").expect("the program is waiting");
+    let began = Instant::now();
+    let outcome = running.wait();
+    let took = began.elapsed().saturating_sub(outcome.pause);
+    for (mut stranger, said) in strangers {
+        stranger.kill().expect("it is killed");
+        stranger.wait().expect("it ends");
+        assert!(said.starts_with("sent "), "{said}");
+    }
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "sent some\nended\n");
+    assert!(took < Duration::from_secs(10), "programs waited: {took:?}");
+    assert!(outcome.number("processes") >= 6.0, "{}", outcome.errors);
+    assert!(outcome.errors.lines().count() < 30, "{}", outcome.errors);
+}
+
+/// With more of them than memfold keeps, programs are not admitted, but do not wait.
+#[test]
+fn too_many_descriptors_that_take_long_to_close_leave_programs_unmanaged() {
+    beside!(&["cc", "sh", "mkfifo"]);
+    let folder = tempfile::tempdir_in("/tmp").expect("a folder");
+    let script = "mkfifo \"$1\"; \"$0\" linger - 100 > \"$1\" & read line < \"$1\"; /bin/true; kill $!; \
+         echo $line, ended";
+    let outcome = Program::new("sh")
+        .args(["-c", script])
+        .arg(uninvited())
+        .arg(folder.path().join("said"))
+        .timeout(Duration::from_secs(30))
+        .run(LIMIT);
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "sent some, ended\n");
+    let refused = outcome.number("connections_refused");
+    assert!(refused >= 20.0, "{refused}: {}", outcome.errors);
+}
+
 fn says(arguments: &[&str], answer: &str) -> String {
     let outcome = Program::new(uninvited())
         .args(arguments)

@@ -77,25 +77,29 @@ impl<S> ExpectedChildren<S> {
     /// For the thread that admits helpers: the address space of the child that shows a token, whose userfaultfd
     /// becomes that address space's. Waits until the parent's page states are copied, which takes
     /// milliseconds.
-    pub(crate) fn claim(&self, token: u64, uffd: Userfaultfd) -> Option<Arc<S>> {
-        {
-            let mut arrivals = lock(&self.0);
-            let arrival = arrivals.get_mut(&token)?;
-            if !matches!(arrival, Arrival::Expected) {
-                return None;
-            }
-            *arrival = Arrival::Here(uffd);
+    ///
+    /// # Errors
+    /// Where there is no such child, or no longer, its userfaultfd unless another thread has taken that.
+    pub(crate) fn claim(
+        &self,
+        token: u64,
+        uffd: Userfaultfd,
+    ) -> Result<Arc<S>, Option<Userfaultfd>> {
+        match lock(&self.0).get_mut(&token) {
+            Some(arrival @ Arrival::Expected) => *arrival = Arrival::Here(uffd),
+            _ => return Err(Some(uffd)),
         }
         let asked = Instant::now();
         loop {
             let is_forked = match lock(&self.0).get(&token) {
-                None => return None,
+                None => return Err(None),
                 Some(arrival) => matches!(arrival, Arrival::Forked(_)),
             };
             if is_forked || asked.elapsed() > CHILD_PATIENCE {
                 return match lock(&self.0).remove(&token) {
-                    Some(Arrival::Forked(child)) => Some(child),
-                    _ => None,
+                    Some(Arrival::Forked(child)) => Ok(child),
+                    Some(Arrival::Here(uffd)) => Err(Some(uffd)),
+                    _ => Err(None),
                 };
             }
             crate::time::sleep(LOOK);

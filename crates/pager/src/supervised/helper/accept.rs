@@ -6,7 +6,7 @@
 
 use crate::supervised::fault::listen::Handlers;
 use crate::supervised::group::Group;
-use crate::supervised::helper::discard::Discard;
+use crate::supervised::helper::discard::{Connection, Discard, Sent, Whose};
 use crate::supervised::helper::guests::Guests;
 use crate::supervised::helper::late::Switch;
 use crate::supervised::helper::newcomers::{self, Look, Newcomers};
@@ -20,7 +20,7 @@ use memfold_sys::hello::{Hello, TRACES};
 use memfold_sys::is_shortage;
 use memfold_sys::process::{self, Process};
 use memfold_sys::socket;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -29,6 +29,9 @@ use std::time::Duration;
 
 /// Tokens of the listeners; those of address spaces count from 1 and never come near.
 const LISTENERS: [u64; 2] = [0, u64::MAX];
+
+/// The listener to which any user can connect.
+const ABSTRACT: usize = 1;
 
 /// As many as are needed to attach a program, and more.
 const DESCRIPTORS_TO_ATTACH: usize = 16;
@@ -45,9 +48,6 @@ const SWEEP: Duration = Duration::from_secs(1);
 /// After so many strangers of a user between two sweeps, further connections of that user are not looked at.
 const MOST_LOOKS: u32 = 100;
 
-/// With so many users whose descriptors cannot be closed, no other's are taken.
-const MOST_BANNED: usize = 8;
-
 /// So many programs that cannot be managed are told of one by one.
 const MOST_WARNINGS: u32 = 10;
 
@@ -57,7 +57,7 @@ struct Newcomer {
     peer: Peer,
     user: u32,
     hello: Hello,
-    descriptors: [OwnedFd; 2],
+    descriptors: [Sent; 2],
 }
 
 /// The acceptor's thread.
@@ -68,13 +68,13 @@ pub(crate) struct Acceptor {
     pub(crate) discard: Discard,
     guests: Arc<Guests>,
     switch: Arc<Switch>,
-    listeners: [OwnedFd; 2],
+    /// To close one closes those that wait to be accepted, and what they sent.
+    listeners: [Sent; 2],
+    is_shut: [bool; 2],
     epoll: Epoll,
-    sockets: HashMap<u64, OwnedFd>,
+    sockets: HashMap<u64, Connection>,
     pending: PendingPeers<Peer>,
     newcomers: Newcomers<Newcomer>,
-    /// Users whose programs sent descriptors that cannot be closed.
-    banned: HashSet<u32>,
     /// How many strangers of a user were looked at since the last sweep.
     looks: HashMap<u32, u32>,
     own_user: u32,
@@ -83,7 +83,7 @@ pub(crate) struct Acceptor {
     said_short: bool,
     warnings: u32,
     /// Given up for a moment to accept and close a connection.
-    spare: Option<OwnedFd>,
+    spare: Option<Epoll>,
 }
 
 impl Acceptor {
@@ -94,7 +94,9 @@ impl Acceptor {
         listeners: [OwnedFd; 2],
         (guests, switch): (Arc<Guests>, Arc<Switch>),
     ) -> io::Result<Acceptor> {
-        let epoll = Epoll::new()?;
+        let (epoll, own_user) = (Epoll::new()?, process::own_user());
+        let discard = Discard::new(own_user);
+        let listeners = listeners.map(|listener| Sent::new(&discard, own_user, listener));
         for (listener, token) in listeners.iter().zip(LISTENERS) {
             epoll.add(listener.as_fd(), token)?;
         }
@@ -102,18 +104,18 @@ impl Acceptor {
             group,
             handlers,
             ports,
-            discard: Discard::default(),
+            discard,
             guests,
             switch,
-            spare: listeners[0].try_clone().ok(),
+            spare: Epoll::new().ok(),
             listeners,
+            is_shut: [false; 2],
             epoll,
             sockets: HashMap::new(),
             pending: PendingPeers::new(),
             newcomers: Newcomers::new(),
-            banned: HashSet::new(),
             looks: HashMap::new(),
-            own_user: process::own_user(),
+            own_user,
             short_since: None,
             said_short: false,
             warnings: 0,
@@ -149,23 +151,37 @@ impl Acceptor {
                 self.admit_or_warn(newcomer);
             }
             for late in self.pending.take_late(Instant::now()) {
+                self.unwatch(&late.identity.connection);
                 self.warn(late.identity.process.pid(), &"it did not say hello in time");
             }
             if swept.elapsed() >= SWEEP {
                 swept = Instant::now();
                 self.looks.clear();
+                self.discard.go_on();
+                for listener in 0..LISTENERS.len() {
+                    if self.is_shut[listener] {
+                        self.turn_away(listener);
+                    }
+                }
                 // A process that keeps the other end open keeps nothing here.
-                let group = &self.group;
-                self.sockets.retain(|id, _| group.space(*id).is_some());
+                let is_gone = |id: &u64| self.group.space(*id).is_none();
+                let gone: Vec<u64> = self.sockets.keys().copied().filter(is_gone).collect();
+                for id in gone {
+                    self.drop_socket(id);
+                }
             }
         }
     }
 
     fn let_in(&mut self, listener: usize) {
         for _ in 0..MOST_AT_A_TIME {
-            match socket::accept(self.listeners[listener].as_fd()) {
-                Ok(Some(connection)) => {
-                    if let Err(error) = self.look_at(connection) {
+            self.shut_flooded();
+            if self.is_shut[listener] {
+                return;
+            }
+            match self.accept(listener) {
+                Ok(Some((connection, peer))) => {
+                    if let Err(error) = self.look_at(connection, peer) {
                         log::debug!("a connection is refused: {error}");
                         self.refuse();
                     }
@@ -181,10 +197,70 @@ impl Acceptor {
         }
     }
 
+    /// The next connection, and its peer.
+    fn accept(
+        &self,
+        listener: usize,
+    ) -> io::Result<Option<(Connection, io::Result<socket::Peer>)>> {
+        /// Of a connection without a peer.
+        const NO_USER: u32 = u32::MAX;
+        let accepted = socket::accept(self.listeners[listener].as_fd())?;
+        Ok(accepted.map(|connection| {
+            let peer = socket::peer(connection.as_fd());
+            let user = peer.as_ref().map_or(NO_USER, |peer| peer.uid);
+            (Connection::new(&self.discard, user, connection), peer)
+        }))
+    }
+
+    /// Where descriptors of peers wait to be closed that would soon use up memfold's, nothing more comes by the
+    /// listener that others can reach, or by either if they are of memfold's own user.
+    fn shut_flooded(&mut self) {
+        let by_own = self.discard.is_flooded(Whose::OwnUser);
+        if !by_own && !self.discard.is_flooded(Whose::Others) {
+            return;
+        }
+        let mut is_news = false;
+        for listener in if by_own { 0 } else { ABSTRACT }..LISTENERS.len() {
+            if std::mem::replace(&mut self.is_shut[listener], true) {
+                continue;
+            }
+            is_news = true;
+            // Fail only if it is not there.
+            let _ = self.epoll.remove(self.listeners[listener].as_fd());
+            let _ = socket::stop_listening(self.listeners[listener].as_fd());
+            self.turn_away(listener);
+        }
+        if is_news {
+            let (whose, which) = if by_own {
+                ("memfold's own user", "further programs")
+            } else {
+                (
+                    "other users",
+                    "programs that change their user or their root",
+                )
+            };
+            log::warn!(
+                "processes of {whose} sent memfold hundreds of descriptors that take too long to close: {which} run \
+                 unmanaged, outside the limit, until the run ends. End those processes, and start the run anew"
+            );
+        }
+    }
+
+    /// Those that had connected by then wait for an answer.
+    fn turn_away(&self, listener: usize) {
+        while let Ok(Some(_)) = self.accept(listener) {
+            self.refuse();
+        }
+    }
+
     /// Identifies a peer before it is listened to. It may be stopped before it says hello: no thread waits
     /// for it.
-    fn look_at(&mut self, connection: OwnedFd) -> io::Result<()> {
-        let peer = socket::peer(connection.as_fd())?;
+    fn look_at(
+        &mut self,
+        connection: Connection,
+        peer: io::Result<socket::Peer>,
+    ) -> io::Result<()> {
+        let peer = peer?;
         let user = peer.uid;
         if !self.may_look(user) {
             return Err(io::ErrorKind::PermissionDenied.into());
@@ -208,6 +284,7 @@ impl Acceptor {
                 Err(error) => return Err(error),
             }
         };
+        socket::let_descriptors_through(connection.as_fd());
         let identity = Peer {
             connection,
             process: Arc::new(process),
@@ -217,24 +294,32 @@ impl Acceptor {
 
     /// Whether a user's connection is worth a look at its process, which takes longer than to hang up.
     fn may_look(&self, user: u32) -> bool {
-        user == self.own_user
-            || self.banned.len() < MOST_BANNED
-                && !self.banned.contains(&user)
-                && self
-                    .looks
-                    .get(&user)
-                    .is_none_or(|looks| *looks < MOST_LOOKS)
+        let looks = self.looks.get(&user);
+        self.discard.has_room(user)
+            && (user == self.own_user || looks.is_none_or(|looks| *looks < MOST_LOOKS))
     }
 
     /// Waits for a hello.
     fn expect(&mut self, peer: PendingPeer<Peer>) -> io::Result<()> {
         let token = self.pending.next_token();
         self.epoll.add(peer.identity.connection.as_fd(), token)?;
-        // Closed, it is not watched any more.
-        if self.pending.add(peer).is_some() {
+        if let Some(gone) = self.pending.add(peer) {
+            self.unwatch(&gone.identity.connection);
             self.refuse();
         }
         Ok(())
+    }
+
+    /// Before a connection is dropped, after which it may stay open until a thread closes it.
+    fn unwatch(&self, connection: &Connection) {
+        // Fails only if it is not there.
+        let _ = self.epoll.remove(connection.as_fd());
+    }
+
+    fn drop_socket(&mut self, id: u64) {
+        if let Some(connection) = self.sockets.remove(&id) {
+            self.unwatch(&connection);
+        }
     }
 
     fn refuse(&self) {
@@ -261,13 +346,13 @@ impl Acceptor {
     /// There is no descriptor for a new connection, which must not wait for ever: it is closed.
     fn hang_up(&mut self, listener: usize) {
         drop(self.spare.take());
-        // Closed at once.
-        if let Ok(Some(_)) = socket::accept(self.listeners[listener].as_fd()) {
+        // Closed at once, unless it holds descriptors.
+        if let Ok(Some(_)) = self.accept(listener) {
             self.refuse();
         } else {
             crate::time::sleep(fd_pressure::PAUSE);
         }
-        self.spare = self.listeners[listener].try_clone().ok();
+        self.spare = Epoll::new().ok();
     }
 
     /// A peer says hello, or is gone.
@@ -275,10 +360,9 @@ impl Acceptor {
         let Some(peer) = self.pending.take(token) else {
             return;
         };
-        // Fails only if it is not there.
-        let _ = self.epoll.remove(peer.identity.connection.as_fd());
+        self.unwatch(&peer.identity.connection);
         // What a hello brings is lost where there is no room for it.
-        if !self.has_room(&peer.identity.connection) {
+        if !self.has_room() {
             if peer.is_late(Instant::now()) || !self.may_wait() || self.expect(peer).is_err() {
                 self.refuse();
             }
@@ -292,7 +376,7 @@ impl Acceptor {
     }
 
     /// Whether there are descriptors to attach a program with. They are tried where there may be few.
-    fn has_room(&self, any: &OwnedFd) -> bool {
+    fn has_room(&self) -> bool {
         /// What the supervisor has by itself, at most, and for each program and peer.
         const OWN: usize = 256;
         const EACH: usize = 16;
@@ -302,16 +386,29 @@ impl Acceptor {
             return true;
         }
         let room: io::Result<Vec<OwnedFd>> = (0..DESCRIPTORS_TO_ATTACH)
-            .map(|_| any.try_clone())
+            .map(|_| self.listeners[0].as_fd().try_clone_to_owned())
             .collect();
         room.is_ok()
     }
 
     /// A program says hello. It may be lent what it needs to say it again.
     fn attach(&mut self, mut peer: PendingPeer<Peer>) -> io::Result<()> {
-        let (hello, descriptors) = socket::receive_hello(peer.identity.connection.as_fd())?;
         let (user, is_lent) = (peer.user, peer.is_lent);
-        let descriptors = self.sort_out(descriptors, user);
+        if !self.discard.has_room(user) {
+            return Err(io::Error::other(
+                "descriptors that programs of its user sent to memfold take too long to close",
+            ));
+        }
+        let connection = peer.identity.connection.as_fd();
+        let (hello, sent) = socket::peek_hello(connection);
+        let sent = sent.into_iter();
+        let sent: Vec<Sent> = sent
+            .map(|one| Sent::new(&self.discard, user, one))
+            .collect();
+        // What holds other descriptors stays in the connection, and goes with that.
+        let hello = hello?;
+        socket::take_hello(connection)?;
+        let descriptors = userfaultfds(sent);
         if hello.refused == TRACES {
             self.switch.leave_off();
             return Ok(());
@@ -374,23 +471,6 @@ impl Acceptor {
         }
     }
 
-    /// The two userfaultfds of a hello. Whatever else came is not touched, but closed by a thread
-    /// that no other waits for.
-    fn sort_out(&mut self, descriptors: Vec<OwnedFd>, user: u32) -> io::Result<[OwnedFd; 2]> {
-        let is_ours = |one: &OwnedFd| memfold_sys::uffd::is_userfaultfd(one.as_fd());
-        if descriptors.iter().all(is_ours) {
-            return descriptors
-                .try_into()
-                .map_err(|_| io::Error::other("its helper sent no userfaultfds"));
-        }
-        if !self.discard.close(descriptors) {
-            self.banned.insert(user);
-        }
-        Err(io::Error::other(
-            "its helper sent descriptors that are no userfaultfds",
-        ))
-    }
-
     fn warn(&mut self, pid: i32, why: &dyn std::fmt::Display) {
         self.warnings += 1;
         if self.warnings <= MOST_WARNINGS {
@@ -404,15 +484,24 @@ impl Acceptor {
     /// A helper's socket closed: its thread ended, and with it the address space, or soon. It is
     /// kept until the kernel says that it is gone, as another process may still be in it.
     fn see_off(&mut self, id: u64) {
-        if let Some(connection) = self.sockets.remove(&id) {
-            // Fails only if it is not there.
-            let _ = self.epoll.remove(connection.as_fd());
-        }
+        self.drop_socket(id);
         if let Some(space) = self.group.space(id) {
             space.life.detach();
             space.leave();
         }
     }
+}
+
+/// The two userfaultfds of a hello. Whatever else came is not touched.
+fn userfaultfds(sent: Vec<Sent>) -> io::Result<[Sent; 2]> {
+    let is_userfaultfd = |one: &Sent| memfold_sys::uffd::is_userfaultfd(one.as_fd());
+    if !sent.iter().all(is_userfaultfd) {
+        return Err(io::Error::other(
+            "its helper sent descriptors that are no userfaultfds",
+        ));
+    }
+    sent.try_into()
+        .map_err(|_| io::Error::other("its helper sent no userfaultfds"))
 }
 
 /// Whether the parent of a process is managed already, and so descends from here. A PID is not given again

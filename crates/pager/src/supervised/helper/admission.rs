@@ -19,6 +19,7 @@
 
 use crate::page::{PageRange, VirtualPage};
 use crate::supervised::helper::accept::Acceptor;
+use crate::supervised::helper::discard::{Connection, Sent};
 use crate::supervised::helper::peer::Peer;
 use crate::supervised::helper::takeover::PROOF_PAGES;
 use crate::supervised::kernel::Memory;
@@ -73,8 +74,8 @@ impl Acceptor {
         peer: Peer,
         user: u32,
         hello: &Hello,
-        [own, trash]: [OwnedFd; 2],
-    ) -> io::Result<(u64, OwnedFd)> {
+        [own, trash]: [Sent; 2],
+    ) -> io::Result<(u64, Connection)> {
         let layout = hello
             .layout()
             .ok_or_else(|| invalid("its helper named addresses that cannot be"))?;
@@ -89,7 +90,7 @@ impl Acceptor {
         let is_child = hello.inherited != 0;
         let is_prepared = hello.inherited & TOKEN != 0;
         let (space, inspector) = if is_prepared {
-            let space = self.expected(hello.inherited, own)?;
+            let space = self.expected(hello.inherited, own, user)?;
             (space.clone(), peer.inspect(thread, Some(&space)))
         } else if is_child {
             let (space, inspector) = self.claimed(hello.inherited, &peer, thread, arena.beacon)?;
@@ -118,6 +119,10 @@ impl Acceptor {
                 // The page states of its parent were for it alone.
                 self.handlers.forget(&space);
                 self.group.dismiss(&space);
+            }
+            if is_prepared || !is_child {
+                // Its userfaultfd goes with it.
+                self.discard.drop_later(user, Box::new(space));
             }
             return Err(error);
         }
@@ -225,17 +230,25 @@ impl Acceptor {
 
     /// The address space of the child of a prepared fork. Its token is known to its parent and to it, and good for one
     /// hello; like any peer it has yet to prove that the userfaultfd is its own.
-    fn expected(&self, token: u64, uffd: OwnedFd) -> io::Result<Arc<AddressSpace>> {
+    fn expected(&self, token: u64, uffd: Sent, user: u32) -> io::Result<Arc<AddressSpace>> {
         borrow(&uffd).api(FEATURES_WITHOUT_FORKS)?;
-        let child = self.group.expected_children.claim(token, uffd.into());
-        child.ok_or_else(|| invalid("its parent did not fork, or too long ago"))
+        let claimed = self
+            .group
+            .expected_children
+            .claim(token, uffd.keep().into());
+        claimed.map_err(|unused| {
+            if let Some(unused) = unused {
+                self.discard.drop_later(user, Box::new(unused));
+            }
+            invalid("its parent did not fork, or too long ago")
+        })
     }
 
     /// An address space that inherits nothing by way of the supervisor. It may share pages all the
     /// same, with the one that forked it when nothing there was managed.
     fn newcomer(
         &self,
-        uffd: OwnedFd,
+        uffd: Sent,
         peer: &Peer,
         user: u32,
         relative: u64,
@@ -258,7 +271,12 @@ impl Acceptor {
                 ForkState::of_child(relative.fork.family.clone(), ancestors, None)
             });
         let (resources, id) = (self.group.resources.clone(), self.group.next_id());
-        let space = Arc::new(AddressSpace::new(resources, id, (uffd.into(), port), fork));
+        let space = Arc::new(AddressSpace::new(
+            resources,
+            id,
+            (uffd.keep().into(), port),
+            fork,
+        ));
         let Some(relative) = relative else {
             return Ok(space);
         };
@@ -288,7 +306,7 @@ fn prove(
     space: &AddressSpace,
     inspector: &Inspector,
     layout: &Layout,
-    trash: &OwnedFd,
+    trash: &Sent,
 ) -> io::Result<()> {
     let stage = arena_of(layout).stage;
     space.open_stage(stage)?;
@@ -341,7 +359,7 @@ fn put(space: &AddressSpace, address: u64, page: &[u8; PAGE_SIZE]) -> Result<(),
 }
 
 /// Pages to be freed pass through the trash, which asks for no events.
-fn prepare_trash(layout: &Layout, trash: &OwnedFd) -> io::Result<()> {
+fn prepare_trash(layout: &Layout, trash: &Sent) -> io::Result<()> {
     let trash_uffd = borrow(trash);
     // No thread reads its messages: a thread that touches the trash (by mlockall) must not wait for ever.
     trash_uffd.api(uffd::FEATURE_SIGBUS)?;
@@ -350,7 +368,7 @@ fn prepare_trash(layout: &Layout, trash: &OwnedFd) -> io::Result<()> {
 }
 
 fn welcome(
-    connection: &OwnedFd,
+    connection: &Connection,
     space: &AddressSpace,
     channel: &OwnedFd,
     is_child: bool,

@@ -1,18 +1,19 @@
 //! The process at the other end of a connection.
 
+use crate::supervised::helper::discard::Connection;
 use crate::supervised::space::AddressSpace;
 use crate::sync::lock;
 use memfold_sys::hello::{MAGIC, Welcome};
 use memfold_sys::process::{self, Inspector, Process};
 use memfold_sys::{privilege, socket, uffd};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 /// A process that connected.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    pub connection: OwnedFd,
+    pub connection: Connection,
     pub process: Arc<Process>,
 }
 
