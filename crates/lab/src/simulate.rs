@@ -92,9 +92,9 @@ fn search(options: &Options) -> Result<(Report, Option<Failed>)> {
         search.watch(time);
     });
     let failed = search.lock_failure().take();
-    let report = search.report(failed.as_ref().map(|failure| failure.seed));
+    let report = search.report(failed.as_ref().map(|failure| failure.history.seed));
     let failed = failed.map(|failure| {
-        let seed = failure.seed;
+        let seed = failure.history.seed;
         let others = search.done.load(Ordering::Relaxed) - 1;
         let shortest = shorten(failure, bug, PATIENCE.min(time));
         Failed(format!(
@@ -106,7 +106,11 @@ fn search(options: &Options) -> Result<(Report, Option<Failed>)> {
 }
 
 fn bug_of(name: &str) -> Result<Bug> {
-    let bugs: Vec<Bug> = Bug::ALL.into_iter().chain(Bug::RARE).collect();
+    let bugs: Vec<Bug> = Bug::ALL
+        .into_iter()
+        .chain(Bug::RARE)
+        .chain(Bug::OF_HANGS)
+        .collect();
     let named = |bug: &&Bug| format!("{bug:?}") == name;
     let found = bugs.iter().find(named).copied();
     found.with_context(|| format!("--bug takes one of {bugs:?}, not {name:?}"))

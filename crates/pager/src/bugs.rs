@@ -86,6 +86,8 @@ pub enum Bug {
     /// 05f854e: a thread that all programs need tried the gate of one for a while, and then entered it to serve
     /// a fault, however long that took.
     GateEnteredTwice,
+    /// A thread that helps the reclaimer did not wake it, which waited for that without a limit.
+    HelpAwaitedForGood,
 }
 
 impl Bug {
@@ -133,6 +135,10 @@ impl Bug {
         Bug::CarriedUnmanaged,
         Bug::CarriedUnreported,
     ];
+
+    /// After which a program waits for good. Not of the past either.
+    #[cfg(simulated)]
+    pub const OF_HANGS: [Bug; 1] = [Bug::HelpAwaitedForGood];
 
     /// Not of bytes, but of time: a scenario of its own shows it (`simulation/held_gate.rs`).
     #[cfg(simulated)]

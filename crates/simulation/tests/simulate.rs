@@ -3,9 +3,11 @@
 
 use memfold_simulation::bugs::Bug;
 use memfold_simulation::simulation::adversity::{Adversity, compared};
-use memfold_simulation::simulation::explore::{Failure, check, shorten, try_run};
+use memfold_simulation::simulation::explore::{
+    Failure, check, check_in, schedules_of, shorten, try_for, try_run,
+};
 use memfold_simulation::simulation::history::{AREA_PAGES, History, Step};
-use memfold_simulation::simulation::{ended_helper, held_gate, lost_pages};
+use memfold_simulation::simulation::{ended_helper, held_gate, lost_pages, progress};
 use std::panic;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -56,6 +58,8 @@ fn search_for(least: u64, execute: impl Fn(u64) -> Option<Result<(), Failure>>) 
     }
     let (compared, unclear) = compared();
     println!("{histories} histories; {unclear} of {compared} children beside changes were refused");
+    let (executions, cut_off) = progress::executions();
+    println!("{cut_off} of {executions} executions were cut off in schedules that are not fair");
 }
 
 #[test]
@@ -63,8 +67,8 @@ fn every_page_holds_what_it_must() {
     search_for(100, |seed| Some(check(seed, None)));
 }
 
-/// Executes the history of a seed with its forks prepared; `None` if it has none.
-fn check_prepared(seed: u64, bug: Option<Bug>) -> Option<Result<(), Failure>> {
+/// Executes the history of a seed with its forks prepared, in the schedules of another; `None` if it has none.
+fn check_prepared(seed: u64, schedules: u64, bug: Option<Bug>) -> Option<Result<(), Failure>> {
     const SCHEDULES: usize = 3;
     let mut history = History::of_seed(seed);
     let mut steps = history.threads.iter().flatten();
@@ -73,9 +77,9 @@ fn check_prepared(seed: u64, bug: Option<Bug>) -> Option<Result<(), Failure>> {
     }
     history.prepared = true;
     Bug::put_back(bug);
-    let outcome = try_run(&history, seed, SCHEDULES);
+    let outcome = try_run(&history, schedules, SCHEDULES);
     Some(outcome.map_err(|why| Failure {
-        seed,
+        seed: schedules,
         history,
         schedules: SCHEDULES,
         why,
@@ -85,11 +89,11 @@ fn check_prepared(seed: u64, bug: Option<Bug>) -> Option<Result<(), Failure>> {
 /// The same with all forks prepared, where there are any.
 #[test]
 fn prepared_forks_see_one_moment() {
-    search_for(50, |seed| check_prepared(seed, None));
+    search_for(50, |seed| check_prepared(seed, schedules_of(seed), None));
 }
 
-/// Executes the history of a seed without `UFFDIO_MOVE`.
-fn check_carried(seed: u64, bug: Option<Bug>) -> Result<(), Failure> {
+/// Executes the history of a seed without `UFFDIO_MOVE`, in the schedules of another.
+fn check_carried(seed: u64, schedules: u64, bug: Option<Bug>) -> Result<(), Failure> {
     const SCHEDULES: usize = 3;
     let mut history = History::of_seed(seed);
     history.carries = true;
@@ -107,12 +111,12 @@ fn check_carried(seed: u64, bug: Option<Bug>) -> Result<(), Failure> {
     // Of others no event comes that leaves memfold in doubt.
     let may_be_killed = bug.is_some() || (1..=2).contains(&(seed % MOVES_BESIDE));
     Bug::put_back(bug);
-    match try_run(&history, seed, SCHEDULES) {
+    match try_run(&history, schedules, SCHEDULES) {
         Ok(()) => Ok(()),
         // Rather than read what may not be its own: docs/limits.md.
         Err(why) if may_be_killed && why.ends_with("is killed") => Ok(()),
         Err(why) => Err(Failure {
-            seed,
+            seed: schedules,
             history,
             schedules: SCHEDULES,
             why,
@@ -177,7 +181,9 @@ fn free_beside(history: &mut History) {
 /// The same where the kernel moves no pages.
 #[test]
 fn pages_that_are_carried_off_hold_what_they_must() {
-    search_for(100, |seed| Some(check_carried(seed, None)));
+    search_for(100, |seed| {
+        Some(check_carried(seed, schedules_of(seed), None))
+    });
 }
 
 /// A history without adversity, whose threads map at the same addresses. The limit and the stage are in pages.
@@ -365,10 +371,10 @@ fn search(bug: Bug) -> Result<(), String> {
     let mut seeds = (first..).take_while(is_left);
     let check = |seed, bug_or_none| match bug {
         Bug::WithheldUnregistered | Bug::ManagedUnwithheld => {
-            check_prepared(seed, bug_or_none).unwrap_or(Ok(()))
+            check_prepared(seed, seed, bug_or_none).unwrap_or(Ok(()))
         }
-        bug if Bug::OF_CARRYING.contains(&bug) => check_carried(seed, bug_or_none),
-        _ => check(seed, bug_or_none),
+        bug if Bug::OF_CARRYING.contains(&bug) => check_carried(seed, seed, bug_or_none),
+        _ => check_in(seed, seed, bug_or_none),
     };
     let found = seeds.find_map(|seed| check(seed, Some(bug)).err());
     let Some(Failure { seed, why, .. }) = found else {
@@ -393,6 +399,48 @@ fn each_bug_of_carrying_pages_off_is_found() {
         missed.is_empty(),
         "not found in {LONGEST_SEARCH:?}, nor in {LEAST_SEARCH} histories: {missed:?}"
     );
+}
+
+/// A program with children that have helpers, in little memory. One seed in four has a thread that helps the reclaimer.
+fn with_connected_children(seed: u64) -> History {
+    let child = || Step::Fork(vec![Step::Connect, Step::Fill(0), Step::Check(0)]);
+    let mut thread = vec![Step::Map(0, AREA_PAGES), Step::Fill(0), Step::Rest(0)];
+    thread.extend((0..6).map(|_| child()));
+    thread.extend([Step::Fill(0), Step::Check(0)]);
+    History {
+        share_places: false,
+        adversity: Adversity {
+            shortages: true,
+            ..Adversity::default()
+        },
+        seed,
+        ..of_threads(vec![thread], (12, 8))
+    }
+}
+
+/// Bugs that the code has not, after which a program waits for good: they end as hangs, with a thread that helps the
+/// reclaimer, too.
+#[test]
+fn each_hang_is_found() {
+    /// Fewer steps than where a hang is not expected take less time.
+    const MOST_STEPS: usize = 200_000;
+    silence_panics_of_executions();
+    let history = with_connected_children(3);
+    for bug in Bug::OF_HANGS {
+        let began = Instant::now();
+        let hangs = |schedules, bug_or_none| {
+            Bug::put_back(bug_or_none);
+            try_for(&history, schedules, 1, MOST_STEPS).err()
+        };
+        let found = (0..)
+            .step_by(2)
+            .take_while(|_| began.elapsed() < LONGEST_SEARCH)
+            .find_map(|seed| Some((seed, hangs(seed, Some(bug))?)));
+        let (seed, why) = found.unwrap_or_else(|| panic!("{bug:?} is not found"));
+        println!("{bug:?}: seed {seed}, {:?}: {why}", began.elapsed());
+        assert!(why.contains("max_steps"), "{bug:?}: seed {seed}: {why}");
+        assert_eq!(hangs(seed, None), None, "without {bug:?}, too: seed {seed}");
+    }
 }
 
 #[test]

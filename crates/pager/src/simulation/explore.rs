@@ -20,6 +20,13 @@ const ENOUGH_STEPS: usize = 50_000;
 /// Changes of priority in a schedule that prefers some threads.
 const PRIORITY_CHANGES: usize = 3;
 
+/// The seed of the schedules of a history's seed. A seed's lowest bits choose what there is beside the programs (a thread
+/// that helps the reclaimer, how victims are chosen), and those of its schedules whether these are fair, of which alone a
+/// hang is a failure: so either comes with both.
+pub fn schedules_of(seed: u64) -> u64 {
+    seed ^ (seed >> 2 & 1)
+}
+
 /// How executions run, for `most` steps.
 pub fn config(most: MaxSteps) -> Config {
     let mut config = Config::new();
@@ -49,12 +56,16 @@ pub(crate) fn scenario(
 /// # Panics
 /// If a page does not hold what it must, a program does not end, or something is left.
 pub fn run(history: &History, seed: u64, schedules: usize) {
+    run_for(history, seed, schedules, MOST_STEPS);
+}
+
+fn run_for(history: &History, seed: u64, schedules: usize, most_steps: usize) {
     let once = history.clone();
     let is_fair = seed.is_multiple_of(2);
     progress::watch(is_fair);
     if is_fair {
         let scheduler = RandomScheduler::new_from_seed(seed, schedules);
-        Runner::new(scheduler, config(MaxSteps::FailAfter(MOST_STEPS))).run(move || execute(&once));
+        Runner::new(scheduler, config(MaxSteps::FailAfter(most_steps))).run(move || execute(&once));
     } else {
         let scheduler = PctScheduler::new_from_seed(seed, PRIORITY_CHANGES, schedules);
         Runner::new(scheduler, config(MaxSteps::ContinueAfter(ENOUGH_STEPS)))
@@ -64,7 +75,18 @@ pub fn run(history: &History, seed: u64, schedules: usize) {
 
 /// The same; the message of the panic if it fails.
 pub fn try_run(history: &History, seed: u64, schedules: usize) -> Result<(), String> {
-    catch_unwind(AssertUnwindSafe(|| run(history, seed, schedules))).map_err(|panic| {
+    try_for(history, seed, schedules, MOST_STEPS)
+}
+
+/// The same, where an execution counts as hung after `most_steps` without an access.
+pub fn try_for(
+    history: &History,
+    seed: u64,
+    schedules: usize,
+    most_steps: usize,
+) -> Result<(), String> {
+    let execute = || run_for(history, seed, schedules, most_steps);
+    catch_unwind(AssertUnwindSafe(execute)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
         text.unwrap_or_else(|| "a panic".to_owned())
@@ -74,7 +96,7 @@ pub fn try_run(history: &History, seed: u64, schedules: usize) -> Result<(), Str
 /// A history that fails, with its schedules.
 #[derive(Debug, Clone)]
 pub struct Failure {
-    /// The seed of history and schedules.
+    /// The seed of the schedules.
     pub seed: u64,
     /// What the programs did.
     pub history: History,
@@ -103,12 +125,23 @@ impl fmt::Display for Failure {
 /// Schedules of each history.
 const SCHEDULES: usize = 3;
 
-/// Executes the history of a seed, with a bug of the past if one is given.
+/// Executes the history of a seed, with a bug of the past if one is given: in the schedules of that seed then, so that it is
+/// found where it was.
 pub fn check(seed: u64, bug: Option<Bug>) -> Result<(), Failure> {
+    let schedules = if bug.is_some() {
+        seed
+    } else {
+        schedules_of(seed)
+    };
+    check_in(seed, schedules, bug)
+}
+
+/// Executes the history of a seed in the schedules of another.
+pub fn check_in(seed: u64, schedules: u64, bug: Option<Bug>) -> Result<(), Failure> {
     Bug::put_back(bug);
     let history = History::of_seed(seed);
-    try_run(&history, seed, SCHEDULES).map_err(|why| Failure {
-        seed,
+    try_run(&history, schedules, SCHEDULES).map_err(|why| Failure {
+        seed: schedules,
         history,
         schedules: SCHEDULES,
         why,

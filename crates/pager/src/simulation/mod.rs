@@ -28,7 +28,7 @@ pub mod history;
 pub mod lost_pages;
 pub(crate) mod model;
 pub(crate) mod program;
-pub(crate) mod progress;
+pub mod progress;
 pub(crate) mod run;
 pub(crate) mod sync;
 pub(crate) mod time;

@@ -5,7 +5,7 @@ use crate::simulation::model::memory::Memory;
 use crate::simulation::program::ProgramThread;
 use crate::simulation::trace::trace;
 use crate::simulation::world::{World, named};
-use crate::simulation::{adversity, sync, time};
+use crate::simulation::{adversity, progress, sync, time};
 use shuttle::thread::JoinHandle;
 use std::sync::Arc;
 
@@ -22,6 +22,7 @@ pub(crate) fn begin(history: &History) -> (Arc<World>, Memfold) {
 
 /// One execution of a history, as a thread of shuttle's.
 pub(crate) fn execute(history: &History) {
+    progress::note_begin();
     let (world, memfold) = begin(history);
     let memory = Arc::new(Memory::new(world.next_thread() as i32));
     world.start(&memory);
@@ -47,6 +48,7 @@ pub(crate) fn execute(history: &History) {
     drop(memory);
     memfold.join(&world);
     world.finish();
+    progress::note_end();
 }
 
 /// memfold's threads.

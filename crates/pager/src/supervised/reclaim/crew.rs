@@ -4,6 +4,7 @@
 //! address spaces, none of which has two rounds at a time. A thread needs the right to raise its priority again
 //! (`CAP_SYS_NICE`): it compresses behind all programs, but not what it does inside a gate.
 
+use crate::bugs::Bug;
 use crate::supervised::group::Group;
 use crate::supervised::reclaim::priority::ReclaimerPriority;
 use crate::supervised::reclaim::round::{Progress, Worker, can_be_commanded};
@@ -77,7 +78,9 @@ impl Seat {
                 };
                 drop(job);
                 *lock(&self.progress) = Some(progress);
-                self.done.notify();
+                if !Bug::HelpAwaitedForGood.is_back() {
+                    self.done.notify();
+                }
             }
         }
     }
@@ -194,7 +197,7 @@ impl Crew {
                 seat.priority.note_pressure();
             }
         }
-        self.done.wait(patience);
+        while !self.done.wait(patience) && Bug::HelpAwaitedForGood.is_back() {}
     }
 
     /// Starts a thread. Returns the number of its seat.
