@@ -88,6 +88,15 @@ pub enum Bug {
     GateEnteredTwice,
     /// A thread that helps the reclaimer did not wake it, which waited for that without a limit.
     HelpAwaitedForGood,
+    /// Handlers were not reminded of messages that a failed read left unread.
+    #[cfg_attr(
+        not(simulated),
+        expect(
+            dead_code,
+            reason = "the governor's, of which the simulation has its own"
+        )
+    )]
+    NotReminded,
 }
 
 impl Bug {
@@ -138,7 +147,7 @@ impl Bug {
 
     /// After which a program waits for good. Not of the past either.
     #[cfg(simulated)]
-    pub const OF_HANGS: [Bug; 1] = [Bug::HelpAwaitedForGood];
+    pub const OF_HANGS: [Bug; 2] = [Bug::HelpAwaitedForGood, Bug::NotReminded];
 
     /// Not of bytes, but of time: a scenario of its own shows it (`simulation/held_gate.rs`).
     #[cfg(simulated)]

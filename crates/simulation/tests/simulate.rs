@@ -351,7 +351,7 @@ fn first_seed(bug: Bug) -> u64 {
         Bug::StageReadAfterFork => 1575,
         Bug::EchoesApplied => 1520,
         Bug::DoneOutsideGate => 905,
-        Bug::ZerosWithoutClaim => 6075,
+        Bug::ZerosWithoutClaim => 20_790,
         Bug::UnreadMovesIgnored => 340,
         Bug::ManagedUnwithheld => 2000,
         Bug::CarriedSettledLate => 190,

@@ -1,5 +1,6 @@
 //! memfold's threads in one execution, and what programs need of them.
 
+use crate::bugs::Bug;
 use crate::options::{Floor, Limit};
 use crate::page::{PageRange, VirtualPage};
 use crate::pool_memory::MappedSource;
@@ -237,7 +238,19 @@ impl World {
     fn listen(&self, space: &AddressSpace) {
         for handler in self.handlers.get().into_iter().flatten() {
             space.uffd().0.state().queues.listen(handler.clone());
-            handler.unpark();
+        }
+    }
+
+    /// As the governor does at each look.
+    fn see_to_listeners(&self, space: &AddressSpace) {
+        if !space.unlistened.load(Ordering::Relaxed) {
+            space.note_listening();
+            if !Bug::NotReminded.is_back() {
+                space.uffd().0.state().queues.remind();
+            }
+        } else if space.may_retry_listening() {
+            space.unlistened.store(false, Ordering::Relaxed);
+            self.listen(space);
         }
     }
 
@@ -294,7 +307,8 @@ impl World {
         while !self.is_stopping() {
             let mut any = false;
             for space in self.group.spaces() {
-                if space.uffd().0.state().queues.has_work() {
+                let is_told = space.uffd().0.state().queues.take_told();
+                if is_told {
                     any = true;
                     serve_space(&space, &mut service, &self.reader, &mut listener);
                 }
@@ -331,6 +345,7 @@ impl World {
                 space.note_resident_pages(space.uffd().0.resident_pages());
                 space.withhold_moved();
                 space.watch_removals();
+                self.see_to_listeners(&space);
                 self.register(&space, &mut service);
                 space.protect_shared();
             }
@@ -427,9 +442,10 @@ impl Listener for WorldListener {
         self.0.listen(child);
     }
 
-    fn set_aside(&mut self, _: &AddressSpace) {
-        // The next look finds the messages again.
-        time::yield_now();
+    fn set_aside(&mut self, space: &AddressSpace) {
+        // Until the governor listens to it again.
+        space.uffd().0.state().queues.forget();
+        space.unlistened.store(true, Ordering::Relaxed);
     }
 
     fn note_fault(&mut self, _: &AddressSpace, _: u32) {}

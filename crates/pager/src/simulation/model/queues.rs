@@ -21,9 +21,17 @@ pub struct Queues {
     read: Vec<u64>,
     next: u64,
     /// Threads that serve it.
-    listeners: Vec<Thread>,
+    listeners: Vec<Listener>,
     /// Threads to wake at the end of the step.
     woken: Vec<Thread>,
+}
+
+/// A thread that waits for messages with edge-triggered epoll: it is told of what has come since it was told last, and of
+/// what it left unread only by more that comes, or by a reminder.
+struct Listener {
+    thread: Thread,
+    /// It is to be told.
+    is_told: bool,
 }
 
 struct FaultEntry {
@@ -102,9 +110,19 @@ impl Queues {
         self.read.contains(&number)
     }
 
-    /// Wakes the threads that serve this userfaultfd.
+    /// Tells the threads that serve this userfaultfd.
     pub fn alert(&mut self) {
-        self.woken.extend(self.listeners.iter().cloned());
+        for listener in &mut self.listeners {
+            listener.is_told = true;
+            self.woken.push(listener.thread.clone());
+        }
+    }
+
+    /// Tells them of what is unread (`EPOLL_CTL_MOD`).
+    pub fn remind(&mut self) {
+        if self.is_readable() {
+            self.alert();
+        }
     }
 
     /// The threads that the step woke.
@@ -112,9 +130,22 @@ impl Queues {
         std::mem::take(&mut self.woken)
     }
 
-    /// Adds a thread that serves it.
+    /// Adds a thread that serves it, unless it does, and tells it of what is unread.
     pub fn listen(&mut self, thread: Thread) {
-        self.listeners.push(thread);
+        let mut listeners = self.listeners.iter();
+        if listeners.any(|listener| listener.thread.id() == thread.id()) {
+            return;
+        }
+        let is_told = self.is_readable();
+        if is_told {
+            self.woken.push(thread.clone());
+        }
+        self.listeners.push(Listener { thread, is_told });
+    }
+
+    /// No thread serves it.
+    pub fn forget(&mut self) {
+        self.listeners.clear();
     }
 
     /// Reads the next message: faults come before events.
@@ -136,9 +167,18 @@ impl Queues {
         Some(event)
     }
 
-    /// Whether a message can be read, and is listened for.
-    pub fn has_work(&self) -> bool {
-        !self.listeners.is_empty() && self.is_readable()
+    /// Whether the next message is that of a fork.
+    pub fn is_fork_next(&self) -> bool {
+        let is_fork = |(_, event, _): &(u64, Message, Thread)| matches!(event, Message::Fork(_));
+        self.faults.iter().all(|fault| fault.read) && self.events.front().is_some_and(is_fork)
+    }
+
+    /// Whether the calling thread is told that a message can be read (`epoll_wait`), once.
+    pub fn take_told(&mut self) -> bool {
+        let own = thread::current().id();
+        let mut listeners = self.listeners.iter_mut();
+        let told = listeners.find(|listener| listener.thread.id() == own);
+        told.is_some_and(|listener| std::mem::take(&mut listener.is_told)) && self.is_readable()
     }
 
     fn is_readable(&self) -> bool {

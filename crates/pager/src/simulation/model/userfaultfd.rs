@@ -37,6 +37,14 @@ impl Userfaultfd {
         while read < most {
             // The kernel looks for each message anew.
             interleave();
+            // It has no descriptor for a child's userfaultfd, and what was read before is all.
+            if self.0.state().queues.is_fork_next() && adversity::is_refused() {
+                return if read > 0 {
+                    Ok(read)
+                } else {
+                    Err(Errno::EMFILE)
+                };
+            }
             let Some(message) = self.0.state().queues.next_message() else {
                 break;
             };
