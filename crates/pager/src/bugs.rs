@@ -86,6 +86,8 @@ pub enum Bug {
     /// 05f854e: a thread that all programs need tried the gate of one for a while, and then entered it to serve
     /// a fault, however long that took.
     GateEnteredTwice,
+    /// Of no child beside whose fork mappings changed it was looked for which of the changes it contains.
+    ChildrenRefused,
     /// A thread that helps the reclaimer did not wake it, which waited for that without a limit.
     HelpAwaitedForGood,
     /// Handlers were not reminded of messages that a failed read left unread.

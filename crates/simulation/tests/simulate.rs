@@ -58,8 +58,27 @@ fn search_for(least: u64, execute: impl Fn(u64) -> Option<Result<(), Failure>>) 
     }
     let (compared, unclear) = compared();
     println!("{histories} histories; {unclear} of {compared} children beside changes were refused");
+    assert!(
+        are_few_refused((compared, unclear)),
+        "{unclear} of {compared} children beside changes were refused"
+    );
     let (executions, cut_off) = progress::executions();
     println!("{cut_off} of {executions} executions were cut off in schedules that are not fair");
+}
+
+/// Whether of most children that were forked beside changes it showed which of them they contain. memfold kills the others.
+fn are_few_refused((compared, unclear): (u64, u64)) -> bool {
+    const MOST: u64 = 4;
+    unclear * MOST <= compared
+}
+
+#[test]
+fn children_that_are_refused_without_need_are_noticed() {
+    silence_panics_of_executions();
+    let seeds = (0..100).filter(|seed| check(*seed, Some(Bug::ChildrenRefused)).is_ok());
+    let passed = seeds.count();
+    let refused = compared();
+    assert!(passed > 0 && !are_few_refused(refused), "{refused:?}");
 }
 
 #[test]

@@ -6,7 +6,6 @@ use shuttle::current::{TaskId, me};
 use shuttle::rand::Rng;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Where memory is short, one in `REFUSED` requests fails.
 const REFUSED: u32 = 24;
@@ -45,14 +44,11 @@ impl Adversity {
     }
 }
 
-/// Children compared with changes beside their forks, of all executions.
-static COMPARED: AtomicU64 = AtomicU64::new(0);
-/// Those of which their mappings did not tell.
-static UNCLEAR: AtomicU64 = AtomicU64::new(0);
-
 thread_local! {
     static NOW: Cell<Adversity> = Cell::default();
-    static KILLED: Cell<bool> = const { Cell::new(false) };
+    /// Children compared with changes beside their forks, in all executions on this thread, and those of which their
+    /// mappings did not tell.
+    static COMPARED: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
     static LOCKED: Cell<PageRange> = Cell::default();
     /// How often each page was filled, moved or paged out.
     static CHANGES: RefCell<HashMap<VirtualPage, u32>> = RefCell::default();
@@ -84,37 +80,22 @@ pub fn last_fault() -> Option<VirtualPage> {
     FAULTS.with_borrow(|faults| faults.get(&me()).copied())
 }
 
-/// Notes that a program was killed.
-pub fn note_kill() {
-    KILLED.set(true);
-}
-
-/// Notes that a child was compared with changes beside its fork. If its mappings did not tell which of them it
-/// contains, it may be killed.
+/// Counts a child that was compared with changes beside its fork, and whether its mappings told which of them it contains.
 pub fn note_compared(is_clear: bool) {
-    COMPARED.fetch_add(1, Ordering::Relaxed);
-    if !is_clear {
-        UNCLEAR.fetch_add(1, Ordering::Relaxed);
-        note_kill();
-    }
+    let (compared, unclear) = COMPARED.get();
+    COMPARED.set((compared + 1, unclear + u64::from(!is_clear)));
 }
 
-/// Of how many children in this process it was looked for what they contain, and of how many it did not show.
+/// Of how many children, in the executions on this thread, it was looked for what they contain, and of how many it did not
+/// show.
 pub fn compared() -> (u64, u64) {
-    let [unclear, compared] = [&UNCLEAR, &COMPARED].map(|count| count.load(Ordering::Relaxed));
-    (compared, unclear)
-}
-
-/// Whether a program was killed in this execution.
-pub fn has_killed() -> bool {
-    KILLED.get()
+    COMPARED.get()
 }
 
 /// Sets what goes wrong in the execution that this thread begins. The kernel moves no page out of `locked`.
 pub fn begin(adversity: Adversity, locked: PageRange) {
     NOW.set(adversity);
     LOCKED.set(locked);
-    KILLED.set(false);
     CHANGES.with_borrow_mut(HashMap::clear);
     FAULTS.with_borrow_mut(HashMap::clear);
 }

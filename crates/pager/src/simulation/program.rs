@@ -355,7 +355,7 @@ impl ProgramThread {
             };
             if !is_admitted {
                 // It stops, which is right only if its parent was killed meanwhile.
-                assert!(adversity::has_killed(), "a child is not admitted");
+                assert!(memory.may_be_killed(), "a child is not admitted");
                 world.exit(&memory);
                 return;
             }

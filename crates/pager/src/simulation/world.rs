@@ -4,7 +4,6 @@ use crate::bugs::Bug;
 use crate::options::{Floor, Limit};
 use crate::page::{PageRange, VirtualPage};
 use crate::pool_memory::MappedSource;
-use crate::simulation::adversity;
 use crate::simulation::history::History;
 use crate::simulation::model::helper::Helper;
 use crate::simulation::model::memory::Memory;
@@ -256,7 +255,7 @@ impl World {
 
     /// All threads of a program end, wherever they are, and its helper.
     pub(crate) fn kill(&self, memory: &Arc<Memory>) {
-        adversity::note_kill();
+        memory.let_kill();
         let channel = self.channel_of(memory);
         memory.exit();
         if let Some(channel) = channel {

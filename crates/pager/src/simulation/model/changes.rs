@@ -282,7 +282,7 @@ impl Memory {
     }
 
     fn fork_with(&self, pid: i32, is_reported: bool) -> Arc<Memory> {
-        let child = Arc::new(Memory::new(pid));
+        let child = Arc::new(Memory::of_child(self, pid));
         let everything = PageRange {
             start: VirtualPage(0),
             end: VirtualPage(u64::MAX),

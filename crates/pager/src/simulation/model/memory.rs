@@ -150,6 +150,8 @@ pub struct Memory {
     pub pid: i32,
     /// The guardian kills it when the supervisor dies.
     pub guarded: AtomicBool,
+    /// Of it and of each ancestor, whether it was killed, or what it had at its fork is not known. The last is its own.
+    may_be_killed: Vec<Arc<AtomicBool>>,
     state: Mutex<MemoryState>,
 }
 
@@ -163,8 +165,39 @@ impl Memory {
         Memory {
             pid,
             guarded: AtomicBool::new(false),
+            may_be_killed: vec![Arc::default()],
             state: Mutex::default(),
         }
+    }
+
+    /// That of a child, still empty.
+    pub fn of_child(parent: &Memory, pid: i32) -> Memory {
+        let ancestors = parent.may_be_killed.iter().cloned();
+        Memory {
+            may_be_killed: ancestors.chain([Arc::default()]).collect(),
+            ..Memory::new(pid)
+        }
+    }
+
+    /// Notes that memfold may kill the program, and what descends from it.
+    pub fn let_kill(&self) {
+        let own = self.may_be_killed.last();
+        own.expect("its own").store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that the program was compared with changes beside its fork. If its mappings did not tell which of them it
+    /// contains, memfold may kill it.
+    pub fn note_compared(&self, is_clear: bool) {
+        adversity::note_compared(is_clear);
+        if !is_clear {
+            self.let_kill();
+        }
+    }
+
+    /// Whether memfold may kill the program.
+    pub fn may_be_killed(&self) -> bool {
+        let mut flags = self.may_be_killed.iter();
+        flags.any(|may| may.load(Ordering::Relaxed))
     }
 
     /// The state, for one step.

@@ -2,7 +2,6 @@
 
 use crate::page::{PageRange, VirtualPage};
 use crate::range_set::RangeSet;
-use crate::simulation::adversity::has_killed;
 use crate::simulation::model::guardian::ProcessHandle;
 use crate::simulation::model::memory::{Dropping, Frame, Mapped, Memory, Registered, spread};
 use crate::supervised::group::Group;
@@ -83,12 +82,12 @@ impl Inspector {
     }
 
     /// The core kills a program only if its data is lost. That may happen to a child whose parent is killed
-    /// while it forks.
+    /// while it forks, or of which its mappings do not show what it has.
     ///
     /// # Panics
-    /// If no program was killed before.
+    /// If it is another.
     pub(crate) fn kill(&self, _: i32) -> io::Result<()> {
-        assert!(has_killed(), "process {} is killed", self.pid());
+        assert!(self.0.may_be_killed(), "process {} is killed", self.pid());
         self.0.exit();
         Ok(())
     }

@@ -150,7 +150,7 @@ impl AddressSpace {
         let is_clear = apply_contained(&inheritance, self, &gate, (&mut parent, &mut mappings));
         #[cfg(simulated)]
         if !inheritance.history.is_empty() {
-            crate::simulation::adversity::note_compared(is_clear);
+            self.uffd().0.note_compared(is_clear);
         }
         if !is_clear {
             self.kill_program(
@@ -287,6 +287,9 @@ fn apply_contained(
     (parent, mappings): (&mut ParentMappings, &mut ChildMappings),
 ) -> bool {
     let Inheritance { history, forked_at } = inheritance;
+    if Bug::ChildrenRefused.is_back() && !history.is_empty() {
+        return false;
+    }
     for range in history.iter().flat_map(|change| ranges(*change)) {
         parent.resident.add_all(&known_resident(gate, range));
         // An exiting process has no resident pages.
