@@ -334,9 +334,8 @@ fn what_a_child_has_lost_its_children_have_lost() {
 #[test]
 fn a_process_outlives_the_helper_of_its_memory() {
     silence_panics_of_executions();
-    for seed in 0..4 {
-        ended_helper::run(seed, 50);
-    }
+    let ended = (0..4).map(|seed| ended_helper::run(seed, 50));
+    assert!(ended.sum::<usize>() > 0, "no helper ended");
 }
 
 /// Some forty programs under 16 pages, half of them children without a helper, which have more than that: what one

@@ -8,6 +8,7 @@ use crate::simulation::world::{World, named};
 use crate::simulation::{explore, time};
 use shuttle::rand::Rng;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Steps after which an execution counts as hung.
 const MOST_STEPS: usize = 1_000_000;
@@ -21,15 +22,21 @@ const MOST_RUNS: u32 = 6;
 const PAGES: u64 = AREA_PAGES;
 const LIMIT: u64 = PAGES / 2;
 
-/// Executes it in schedules that `seed` chooses.
+/// Executes it in schedules that `seed` chooses. Returns in how many of them the helper ended.
 ///
 /// # Panics
 /// If a page is lost, or the program waits for good.
-pub fn run(seed: u64, schedules: usize) {
-    explore::scenario(seed, schedules, (MOST_STEPS, None), move || execute(seed));
+pub fn run(seed: u64, schedules: usize) -> usize {
+    let ended = Arc::new(AtomicUsize::new(0));
+    let count = ended.clone();
+    explore::scenario(seed, schedules, (MOST_STEPS, None), move || {
+        let has_ended = execute(seed);
+        count.fetch_add(usize::from(has_ended), Ordering::Relaxed);
+    });
+    ended.load(Ordering::Relaxed)
 }
 
-fn execute(seed: u64) {
+fn execute(seed: u64) -> bool {
     let history = History {
         carries: true,
         ..History::of_scenario(seed, LIMIT)
@@ -41,10 +48,12 @@ fn execute(seed: u64) {
     let (beside, survivor) = (world.clone(), memory.clone());
     let program = named("program", move || outlive(&beside, &survivor));
     program.join().expect("a program");
+    let has_ended = memory.state().has_helper_ended;
     world.exit(&memory);
     drop(memory);
     memfold.join(&world);
     world.finish();
+    has_ended
 }
 
 /// What the program does, and the process that outlives it.
