@@ -133,6 +133,9 @@ impl History {
         if seed % MOVES_BESIDE_FORKS == 7 {
             return History::with_moves_beside_forks(seed, &mut random);
         }
+        if seed % FORKS_OF_CHILDREN == 9 {
+            return History::with_forks_of_children(seed, &mut random);
+        }
         let share_places = random.below(2) == 0;
         let weights = Weights::choose(&mut random, share_places);
         let threads = 1 + random.below(3);
@@ -308,6 +311,42 @@ impl History {
         }
     }
 
+    /// One thread forks children that fork again, each with a helper or without.
+    fn with_forks_of_children(seed: u64, random: &mut Random) -> History {
+        let mut weights = [1; KINDS];
+        // Rows of docs/limits.md: what a child sees of these beside its fork.
+        for kind in [DROP, MOVE_AND_STAY, FORK] {
+            weights[kind] = 0;
+        }
+        let weights = Weights(weights);
+        let mut steps = vec![Step::Map(0, AREA_PAGES), Step::Fill(0)];
+        steps.extend([Step::Map(1, AREA_PAGES), Step::Fill(1), Step::Rest(0)]);
+        for _ in 0..1 + random.below(2) {
+            let mut child = weights.steps_of_child(random);
+            let is_killed = child.last() == Some(&Step::Kill);
+            let behind = child.len() + usize::from(!is_killed);
+            let grandchild = weights.steps_of_child(random);
+            child.insert(random.below(behind), Step::Fork(grandchild));
+            steps.push(Step::Fork(child));
+            steps.extend((0..random.below(4)).map(|_| weights.step(random)));
+        }
+        History {
+            threads: vec![steps],
+            share_places: false,
+            limit: 10 + random.below(14) as u64,
+            stage: 4 + random.below(8) as u64,
+            handlers: 1 + random.below(2) as u32,
+            adversity: Adversity {
+                by_hand: seed % 2 == 1,
+                ..Adversity::choose(random)
+            },
+            locked: None,
+            prepared: random.below(PREPARED) == 0,
+            carries: false,
+            seed,
+        }
+    }
+
     /// The place out of which no page moves; empty if there is none.
     pub fn locked_range(&self) -> PageRange {
         let start = self
@@ -324,13 +363,7 @@ impl History {
     /// Whether the core may meet errors. Where one thread drops what another touches, a page may be missing
     /// that was known to be there; a killed program's memory cannot be read; requests fail.
     pub fn may_err(&self) -> bool {
-        let may = |step: &Step| matches!(step, Step::Poke(_) | Step::Peek(_) | Step::Kill);
-        let mut steps = self.threads.iter().flatten();
-        self.adversity.shortages
-            || steps.any(|step| match step {
-                Step::Fork(child) => child.iter().any(may),
-                step => may(step),
-            })
+        self.adversity.shortages || self.threads.iter().flatten().any(may_err)
     }
 
     /// All steps, those of children included.
@@ -378,6 +411,14 @@ impl History {
                                 child.remove(left_out);
                             }
                         });
+                        // Of its own child, all that it does.
+                        with(&|history| {
+                            if let Step::Fork(child) = &mut history.threads[thread][index]
+                                && let Step::Fork(of_child) = &mut child[left_out]
+                            {
+                                of_child.clear();
+                            }
+                        });
                     }
                 }
             }
@@ -396,6 +437,15 @@ fn keep_one_move(steps: &mut Vec<Step>) {
     });
 }
 
+/// Whether a step may lead to errors, or one of the children that it forks.
+fn may_err(step: &Step) -> bool {
+    match step {
+        Step::Poke(_) | Step::Peek(_) | Step::Kill => true,
+        Step::Fork(child) => child.iter().any(may_err),
+        _ => false,
+    }
+}
+
 fn count(steps: &[Step]) -> usize {
     let own = |step: &Step| match step {
         Step::Fork(child) => 1 + count(child),
@@ -410,6 +460,8 @@ const STRANGERS: u64 = 16;
 const UNREAD_MOVES: u64 = 31;
 /// One in `MOVES_BESIDE_FORKS` histories has moves beside prepared forks.
 const MOVES_BESIDE_FORKS: u64 = 37;
+/// One in `FORKS_OF_CHILDREN` histories has forked children that fork.
+const FORKS_OF_CHILDREN: u64 = 41;
 /// One in `KILLED` threads and children kills its program at its end.
 const KILLED: usize = 12;
 

@@ -359,11 +359,14 @@ impl ProgramThread {
                 world.exit(&memory);
                 return;
             }
-            let spans = world
-                .channel_of(&memory)
-                .map(|channel| channel.listed().spans);
-            for (start, end) in spans.into_iter().flatten() {
-                let _ = memory.keep(PageRange::of_addresses(start, end));
+            if let Some(channel) = world.channel_of(&memory) {
+                if token.is_some() {
+                    // A copy of what its parent's library has noted.
+                    channel.managed.store(true, Ordering::Relaxed);
+                }
+                for (start, end) in channel.listed().spans {
+                    let _ = memory.keep(PageRange::of_addresses(start, end));
+                }
             }
             let number = child.thread;
             child.run(&steps);
