@@ -86,6 +86,8 @@ pub enum Bug {
     /// 05f854e: a thread that all programs need tried the gate of one for a while, and then entered it to serve
     /// a fault, however long that took.
     GateEnteredTwice,
+    /// Places of the stage of which the helper could not free all pages were taken for empty. Not of the past.
+    DropsTakenForDone,
     /// Of no child beside whose fork mappings changed it was looked for which of the changes it contains.
     ChildrenRefused,
     /// A thread that helps the reclaimer did not wake it, which waited for that without a limit.
@@ -129,12 +131,13 @@ impl Bug {
 
     /// Those that it finds in longer searches, or did not find yet.
     #[cfg(simulated)]
-    pub const RARE: [Bug; 5] = [
+    pub const RARE: [Bug; 6] = [
         Bug::ClaimsWithoutNumbers,
         Bug::DropUnknownWhereUnmanaged,
         Bug::StrayUnnoticed,
         Bug::ZappingNotAwaited,
         Bug::GivenUnchecked,
+        Bug::DropsTakenForDone,
     ];
 
     /// Where the kernel moves no pages. Not of the past: each is what the code would be without a line of it.

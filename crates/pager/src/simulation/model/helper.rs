@@ -139,7 +139,13 @@ impl Helper {
         for step in 0..run.pages {
             interleave();
             let page = start.plus(u64::from(step));
+            // The page is pinned, and cannot be moved to the trash; the others of the run can.
+            let is_pinned = !self.carries && adversity::is_refused();
             if let Some(mapped) = self.memory.state().pages.get_mut(&page) {
+                if is_pinned && mapped.frame.is_some() {
+                    run.errno = Errno::EBUSY.0;
+                    continue;
+                }
                 mapped.frame = None;
                 mapped.shared = false;
             }

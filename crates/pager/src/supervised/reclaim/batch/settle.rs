@@ -86,7 +86,7 @@ impl Batch {
     fn apply_drops(&self, space: &AddressSpace, outcome: &Outcome, settled: &mut Settled) {
         let mut stage = lock(&space.stage);
         for ((place, pages), result) in self.drops.iter().zip(&outcome.drops) {
-            if result.errno == 0 {
+            if result.errno == 0 || Bug::DropsTakenForDone.is_back() {
                 stage.dropped(*place, *pages);
                 settled.dropped += *pages as usize;
             } else {
