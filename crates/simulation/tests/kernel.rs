@@ -84,7 +84,7 @@ fn the_model_does_what_linux_does() {
 }
 
 /// What the histories must have come to within the time of one run: else they compare too little.
-const MUST_SEE: [&str; 26] = [
+const MUST_SEE: [&str; 31] = [
     "CopyIn, result: Ok(())",
     // Partial, occupied, changing, not registered, gone.
     "CopyIn, result: Err((1, Errno(11)))",
@@ -109,6 +109,11 @@ const MUST_SEE: [&str; 26] = [
     "Unmap, thread: waits: Event",
     "Remap, thread: waits: Event",
     "Fork, thread: waits: Event",
+    "ForkUnreported, thread: Forked",
+    "Keep, thread: Done",
+    "Keep, thread: Failed(Errno(12))",
+    "Mark, thread: Done",
+    "Free, thread: waits: Event",
     "Receive, thread: Forked",
     "Receive, thread: waits: Event",
     "Write, thread: waits: Fault",

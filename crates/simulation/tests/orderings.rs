@@ -346,3 +346,52 @@ fn a_copy_stops_at_what_is_there_and_spans_one_mapping() {
         ),
     ]);
 }
+
+#[test]
+fn what_is_carried_off_is_at_its_places_before_the_event_is_read() {
+    both_show(&[
+        (by(ONE, Call::Map(THERE)), &[]),
+        (by(ONE, Call::Keep(THERE)), &[("thread 1", "Done")]),
+        (
+            by(ONE, Call::Carry(Pages(0, 4), 9)),
+            &[
+                ("thread 1", IN_EVENT),
+                (CHANGING, "true"),
+                (RESIDENT, "Ok([10..11, 12..13])"),
+            ],
+        ),
+        // Until then nothing can be filled in where they were, nor at their places.
+        (ask(Request::CopyIn(Pages(1, 1), 7)), &[("result", AGAIN)]),
+        (
+            READ,
+            &[
+                ("messages", "[\"remap 0..4 to 9\"]"),
+                ("thread 1", "Done"),
+                (CHANGING, "false"),
+            ],
+        ),
+        // It is registered there, too, and the source still is.
+        (by(TWO, Call::Read(9)), &[("thread 2", IN_FAULT)]),
+        (
+            ask(Request::CopyIn(Pages(9, 1), 7)),
+            &[("result", "Ok(())"), ("thread 2", "Contents(7)")],
+        ),
+        (by(TWO, Call::Write(1, 0x22)), &[("thread 2", IN_FAULT)]),
+        // What is left of the stage, and what was carried there, no child has.
+        (by(ONE, Call::Fork(1)), &[("thread 1", IN_EVENT)]),
+        (
+            Operation::To(0, Request::Receive(2)),
+            &[
+                (
+                    "messages",
+                    "[\"thread 2 faults on 1, write true, protected false\", \"fork\"]",
+                ),
+                ("thread 1", "Forked"),
+            ],
+        ),
+        (
+            Operation::By(CHILD, Call::Read(10)),
+            &[("thread 3", "Unmapped")],
+        ),
+    ]);
+}

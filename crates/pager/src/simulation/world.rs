@@ -174,11 +174,15 @@ impl World {
 
     /// A forked child starts its helper.
     pub(crate) fn connect(&self, memory: &Arc<Memory>) {
-        if let Some(space) = self.space_of(memory)
-            && space.attached().is_none()
-        {
-            space.identify_child(&self.group, None);
-            self.attach(&space, memory);
+        match self.space_of(memory) {
+            Some(space) if space.attached().is_none() => {
+                space.identify_child(&self.group, None);
+                self.attach(&space, memory);
+            }
+            Some(_) => {}
+            // Its parent had nothing registered.
+            None if !memory.state().gone => self.introduce(memory),
+            None => {}
         }
     }
 

@@ -128,12 +128,18 @@ impl Facts {
             }
             Err(error) => self.say(what("mappings"), errno(error)),
         }
-        match inspector.inherited(InheritedBy::Registration) {
-            Ok(areas) => {
-                let areas = areas.iter().filter_map(|area| inside(area.start, area.end));
-                self.map(what("registered"), areas);
+        let flags = [
+            ("registered", InheritedBy::Registration),
+            ("marked", InheritedBy::Mark),
+        ];
+        for (name, by) in flags {
+            match inspector.inherited(by) {
+                Ok(areas) => {
+                    let areas = areas.iter().filter_map(|area| inside(area.start, area.end));
+                    self.map(what(name), areas);
+                }
+                Err(error) => self.say(what(name), errno(error)),
             }
-            Err(error) => self.say(what("registered"), errno(error)),
         }
     }
 

@@ -7,7 +7,7 @@ use crate::simulation::conformance::operation::{
     first_thread_of, process_of,
 };
 use crate::simulation::conformance::program::{ThreadSlot, Words, answer, begin_program, words_of};
-use crate::supervised::kernel::linux::{FEATURES, Userfaultfd};
+use crate::supervised::kernel::linux::{FEATURES, FEATURES_WITHOUT_FORKS, Userfaultfd};
 use crate::supervised::kernel::{Memory, Message};
 use memfold_sys::memory::Mapping;
 use memfold_sys::process::{Inspector, Process};
@@ -147,6 +147,11 @@ impl Linux {
     /// # Errors
     /// What the kernel refuses: `EPERM` for userfaultfds or their fork events without privileges.
     pub fn start() -> io::Result<Linux> {
+        Linux::start_with(true)
+    }
+
+    /// The same, whose userfaultfd asks for events of forks or not.
+    pub(crate) fn start_with(reports_forks: bool) -> io::Result<Linux> {
         // One at a time: a program is forked with the sockets of this one alone.
         static STARTING: Mutex<()> = Mutex::new(());
         let _alone = STARTING
@@ -204,7 +209,12 @@ impl Linux {
             if thread == HELPER {
                 let handle = process.handle();
                 let uffd = pidfd_getfd(handle, number as i32, PidfdGetfdFlags::empty())?;
-                owned_uffd::borrow(&uffd).api(FEATURES)?;
+                let features = if reports_forks {
+                    FEATURES
+                } else {
+                    FEATURES_WITHOUT_FORKS
+                };
+                owned_uffd::borrow(&uffd).api(features)?;
                 linux.managed(0).uffd = Some(uffd.into());
             }
         }
@@ -242,7 +252,7 @@ impl Linux {
         let mut facts = Facts::default();
         match operation {
             Operation::By(number, call) => {
-                if let Call::Fork(child) = call {
+                if let Call::Fork(child) | Call::ForkUnreported(child) = call {
                     self.forking = Some((child, None));
                 }
                 let thread = &mut self.threads[number];
@@ -294,7 +304,7 @@ impl Linux {
             answer::MOVED => Answer::Moved(value as u32, Errno(other as i32)),
             _ => match self.threads[number].told {
                 Some(Call::Read(_)) => Answer::Contents(value),
-                Some(Call::Fork(_)) => {
+                Some(Call::Fork(_) | Call::ForkUnreported(_)) => {
                     self.add_child(value as i32).expect("a child of ours");
                     Answer::Forked
                 }

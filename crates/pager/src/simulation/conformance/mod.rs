@@ -21,7 +21,7 @@ pub(crate) mod program;
 
 use facts::Step;
 use linux::Linux;
-use operation::Operation;
+use operation::{Operation, reports_forks};
 use std::fmt;
 use std::io;
 
@@ -57,7 +57,7 @@ pub fn compare(history: &[Operation]) -> io::Result<Result<Vec<Step>, Difference
             }));
         }
     };
-    let mut linux = Linux::start()?;
+    let mut linux = Linux::start_with(reports_forks(history))?;
     for (done, step) in steps.iter().enumerate() {
         let facts = linux.perform(step.operation);
         if let Some(what) = step.facts.differs(&facts) {

@@ -106,10 +106,10 @@ impl Thread {
         self.told.is_some()
     }
 
-    /// What it is about to drop.
+    /// What it is about to let go.
     fn drops(&self) -> Option<Pages> {
         match self.told {
-            Some(Call::Drop(pages)) => Some(pages),
+            Some(Call::Drop(pages) | Call::Free(pages)) => Some(pages),
             _ => None,
         }
     }
@@ -285,9 +285,7 @@ impl Model {
                 let mut pages = state.pages.range(from.range().start..from.range().end);
                 let first = pages.next()?.1.clone();
                 let alike = 1 + pages
-                    .filter(|(_, page)| {
-                        (page.area, page.registered) == (first.area, first.registered)
-                    })
+                    .filter(|(_, page)| page.kind() == first.kind())
                     .count() as u64;
                 (apart && inside && alike == from.1).then_some(call)
             }
@@ -303,15 +301,21 @@ impl Model {
                 let can = steps.all(|(from, to)| is_there(from) && is_calm || !is_there(to));
                 can.then_some(call)
             }
-            Call::Drop(pages) => is_sure(&state, pages, |_, _| true).then_some(call),
-            Call::Fork(_) => {
+            Call::Drop(pages) | Call::Free(pages) => {
+                is_sure(&state, pages, |_, _| true).then_some(call)
+            }
+            Call::Fork(_) | Call::ForkUnreported(_) => {
                 let child = (1..PROCESSES).find(|child| self.processes[*child].is_none())?;
                 let everything = Pages::of(arena());
                 // Zero pages are copied if any part of a mapping was ever written.
                 let is_sure = is_sure(&state, everything, |one, next| {
                     one.prepared != next.prepared
                 });
-                { self.forking.is_none() && is_sure }.then_some(Call::Fork(child))
+                let fork = match call {
+                    Call::Fork(_) => Call::Fork(child),
+                    _ => Call::ForkUnreported(child),
+                };
+                { self.forking.is_none() && is_sure }.then_some(fork)
             }
             call => Some(call),
         }
@@ -332,7 +336,7 @@ impl Model {
                 facts.say_answer(HELPER, Answer::Moved(run.moved, Errno(run.errno)));
             }
             Operation::By(thread, call) => {
-                if let Call::Fork(child) = call {
+                if let Call::Fork(child) | Call::ForkUnreported(child) = call {
                     self.forking = Some((child, false));
                 }
                 let thread = self.threads[thread].as_mut().expect("a thread");
@@ -463,7 +467,9 @@ fn is_sure(state: &MemoryState, pages: Pages, matters: impl Fn(&Mapped, &Mapped)
         let [Some(one), Some(next)] = pages else {
             return true;
         };
-        one.area == next.area || one.registered != next.registered || !matters(one, next)
+        let attributes = |page: &Mapped| (page.registered, page.withheld, page.marked);
+        let is_apart = attributes(one) != attributes(next);
+        one.area == next.area || is_apart || !matters(one, next)
     })
 }
 
@@ -484,6 +490,10 @@ fn obey(memory: &Arc<Memory>, thread: u32, call: Call) -> (Answer, Option<Arc<Me
         Ok(()) => Answer::Done,
         Err(Unmapped) => Answer::Unmapped,
     };
+    let advised = |result: Result<(), _>| match result {
+        Ok(()) => Answer::Done,
+        Err(Unmapped) => Answer::Failed(Errno::ENOMEM),
+    };
     let answer = match call {
         Call::Map(pages) => {
             let mut state = memory.state();
@@ -501,10 +511,7 @@ fn obey(memory: &Arc<Memory>, thread: u32, call: Call) -> (Answer, Option<Arc<Me
             Ok(()) => Answer::Done,
             Err(_) => Answer::Failed(Errno::ENOMEM),
         },
-        Call::Drop(pages) => match memory.drop_pages(pages.range()) {
-            Ok(()) => Answer::Done,
-            Err(Unmapped) => Answer::Failed(Errno::ENOMEM),
-        },
+        Call::Drop(pages) => advised(memory.drop_pages(pages.range())),
         Call::Unmap(pages) => {
             memory.unmap(pages.range());
             Answer::Done
@@ -513,7 +520,18 @@ fn obey(memory: &Arc<Memory>, thread: u32, call: Call) -> (Answer, Option<Arc<Me
             memory.remap(from.range(), page(to), stays);
             Answer::Done
         }
+        Call::Keep(pages) => advised(memory.keep(pages.range())),
+        Call::Give(pages) => advised(memory.give(pages.range())),
+        Call::Mark(pages) => advised(memory.mark(pages.range())),
+        Call::Free(pages) => advised(memory.free_pages(pages.range())),
+        Call::ForkUnreported(child) => {
+            return (Answer::Forked, Some(memory.fork_unreported(child as i32)));
+        }
         Call::Fork(child) => return (Answer::Forked, Some(memory.fork(child as i32))),
+        Call::Carry(from, to) => match memory.carry_off(from.range(), page(to)) {
+            Ok(_) => Answer::Done,
+            Err(errno) => Answer::Failed(errno),
+        },
         Call::Move(..) => unreachable!("the helper's"),
     };
     (answer, None)

@@ -89,10 +89,23 @@ pub enum Call {
     Unmap(Pages),
     /// mremap to a fixed place; the flag is `MREMAP_DONTUNMAP`.
     Remap(Pages, u64, bool),
+    /// `MADV_DONTFORK`.
+    Keep(Pages),
+    /// `MADV_DOFORK`.
+    Give(Pages),
+    /// `MADV_RANDOM`.
+    Mark(Pages),
+    /// `MADV_FREE`, where the kernel has no need of pages.
+    Free(Pages),
     /// fork, as this child.
     Fork(usize),
+    /// The same of a program whose userfaultfd asks for no event of forks. A history has no others then.
+    ForkUnreported(usize),
     /// The helper moves pages (`UFFDIO_MOVE`).
     Move(Pages, u64),
+    /// Carries pages off onto mapped memory that is withheld from children, as the helper does onto the stage. No history
+    /// of a seed has it.
+    Carry(Pages, u64),
 }
 
 /// What memfold asks of the kernel about a process.
@@ -177,10 +190,17 @@ pub fn history(seed: u64) -> Vec<Operation> {
     operations
 }
 
-const CALLS: usize = 10;
+/// Whether the userfaultfd of a history's program asks for events of forks.
+pub(crate) fn reports_forks(history: &[Operation]) -> bool {
+    let is_unreported =
+        |operation: &Operation| matches!(operation, Operation::By(_, Call::ForkUnreported(_)));
+    !history.iter().any(is_unreported)
+}
+
+const CALLS: usize = 14;
 const REQUESTS: usize = 13;
 /// How often each call comes, in the order of `Weights::call`: what unmaps is rare, or little is left.
-const BASE_CALLS: [usize; CALLS] = [4, 6, 6, 2, 3, 2, 2, 2, 2, 4];
+const BASE_CALLS: [usize; CALLS] = [4, 6, 6, 2, 3, 2, 2, 2, 3, 1, 1, 1, 2, 6];
 /// The same for requests: what unregisters is rare.
 const BASE_REQUESTS: [usize; REQUESTS] = [2, 1, 1, 5, 4, 4, 3, 4, 4, 2, 2, 1, 12];
 
@@ -189,6 +209,7 @@ struct Weights {
     requests: [usize; REQUESTS],
     threads: usize,
     exits: bool,
+    reports_forks: bool,
 }
 
 /// One index, as often as its weight says.
@@ -219,6 +240,7 @@ impl Weights {
             requests,
             threads: 2 + random.below(THREADS - 1),
             exits: random.below(4) == 0,
+            reports_forks: random.below(3) != 0,
         }
     }
 
@@ -256,7 +278,12 @@ impl Weights {
             5 => Call::Unmap(pages(random)),
             6 => Call::Remap(pages_within(random), one(random) / 2 * 2, false),
             7 => Call::Remap(pages_within(random), one(random) / 2 * 2, true),
-            8 => Call::Fork(0),
+            8 if self.reports_forks => Call::Fork(0),
+            8 => Call::ForkUnreported(0),
+            9 => Call::Keep(pages(random)),
+            10 => Call::Give(pages(random)),
+            11 => Call::Mark(pages(random)),
+            12 => Call::Free(pages(random)),
             _ => Call::Move(pages_within(random), near(random)),
         }
     }

@@ -55,6 +55,12 @@ pub(crate) fn words_of(call: Call) -> Words {
         Call::Remap(Pages(start, pages), to, stays) => all(6, start, pages, to, u64::from(stays)),
         Call::Fork(child) => all(7, child as u64, 0, 0, 0),
         Call::Move(Pages(start, pages), to) => all(8, start, pages, to, 0),
+        Call::Keep(Pages(start, pages)) => all(9, start, pages, 0, 0),
+        Call::Give(Pages(start, pages)) => all(10, start, pages, 0, 0),
+        Call::Mark(Pages(start, pages)) => all(11, start, pages, 0, 0),
+        Call::Free(Pages(start, pages)) => all(12, start, pages, 0, 0),
+        Call::ForkUnreported(child) => all(13, child as u64, 0, 0, 0),
+        Call::Carry(Pages(start, pages), to) => all(14, start, pages, to, 0),
     }
 }
 
@@ -69,7 +75,13 @@ fn call_of([kind, a, b, c, d]: Words) -> Call {
         5 => Call::Unmap(Pages(a, b)),
         6 => Call::Remap(Pages(a, b), c, d != 0),
         7 => Call::Fork(a as usize),
-        _ => Call::Move(Pages(a, b), c),
+        8 => Call::Move(Pages(a, b), c),
+        9 => Call::Keep(Pages(a, b)),
+        10 => Call::Give(Pages(a, b)),
+        11 => Call::Mark(Pages(a, b)),
+        12 => Call::Free(Pages(a, b)),
+        13 => Call::ForkUnreported(a as usize),
+        _ => Call::Carry(Pages(a, b), c),
     }
 }
 
@@ -184,6 +196,14 @@ fn obey(slot: &ThreadSlot, uffd: i32, told: Call) -> Words {
         let [start, length] = span(pages);
         call(libc::SYS_madvise, [start, length, advice as usize, 0, 0, 0])
     };
+    let remap = |from: Pages, to: u64, stays: bool| {
+        let [start, length] = span(from);
+        let stays = if stays { libc::MREMAP_DONTUNMAP } else { 0 };
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | stays;
+        let to = page(to).address() as usize;
+        let arguments = [start, length, length, flags as usize, to, 0];
+        call(libc::SYS_mremap, arguments)
+    };
     let result = match told {
         Call::Map(pages) => {
             let [start, length] = span(pages);
@@ -213,18 +233,19 @@ fn obey(slot: &ThreadSlot, uffd: i32, told: Call) -> Words {
             let [start, length] = span(pages);
             call(libc::SYS_munmap, [start, length, 0, 0, 0, 0])
         }
-        Call::Remap(from, to, stays) => {
-            let [start, length] = span(from);
-            let stays = if stays { libc::MREMAP_DONTUNMAP } else { 0 };
-            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | stays;
-            let to = page(to).address() as usize;
-            call(
-                libc::SYS_mremap,
-                [start, length, length, flags as usize, to, 0],
-            )
-            .map(|_| 0)
+        Call::Remap(from, to, stays) => remap(from, to, stays).map(|_| 0),
+        Call::Carry(from, to) => {
+            let places = Pages(to, from.1);
+            let carried = remap(from, to, true);
+            carried
+                .and_then(|_| advise(places, libc::MADV_DONTFORK))
+                .and_then(|_| advise(places, libc::MADV_NORMAL))
         }
-        Call::Fork(child) => {
+        Call::Keep(pages) => advise(pages, libc::MADV_DONTFORK),
+        Call::Give(pages) => advise(pages, libc::MADV_DOFORK),
+        Call::Mark(pages) => advise(pages, libc::MADV_RANDOM),
+        Call::Free(pages) => advise(pages, libc::MADV_FREE),
+        Call::Fork(child) | Call::ForkUnreported(child) => {
             let number = first_thread_of(child);
             // SAFETY: `slots` is the array of all, in which this number is.
             let child = unsafe { &*slot.slots.add(number) };

@@ -54,20 +54,16 @@ impl Memory {
 
     /// `madvise(MADV_DONTNEED)`. Fails if anything is not mapped there.
     pub fn drop_pages(&self, range: PageRange) -> Result<(), Unmapped> {
-        self.discard(range, Self::drop_after_event)
+        self.discard(range, true)
     }
 
     /// `madvise(MADV_FREE)`, by a kernel that has memory enough and frees nothing. Fails if anything is not mapped there.
     pub(crate) fn free_pages(&self, range: PageRange) -> Result<(), Unmapped> {
-        self.discard(range, |_, part, _| Ok(part.end))
+        self.discard(range, false)
     }
 
-    /// A `madvise` that lets pages go, which happens `after_event`: that returns where it goes on.
-    fn discard(
-        &self,
-        range: PageRange,
-        after_event: impl Fn(&Memory, PageRange, u32) -> Result<VirtualPage, Unmapped>,
-    ) -> Result<(), Unmapped> {
+    /// A `madvise` that lets pages go, and drops them or not.
+    fn discard(&self, range: PageRange, drops: bool) -> Result<(), Unmapped> {
         let mut state = self.begin_change(range);
         for page in range.start.0..range.end.0 {
             if let Some(expected) = state.expected.get_mut(&VirtualPage(page))
@@ -98,7 +94,9 @@ impl Memory {
             if !registered {
                 // Without an event, `mmap_lock` is held throughout, and nothing is registered meanwhile.
                 let pages = part.start.0..part.end.0;
-                pages.for_each(|page| state.drop_page(VirtualPage(page)));
+                if drops {
+                    pages.for_each(|page| state.drop_page(VirtualPage(page)));
+                }
                 next = part.end;
                 continue;
             }
@@ -113,15 +111,20 @@ impl Memory {
             drop(state);
             self.finish_change(Message::Remove(part));
             dawdle();
-            let end = after_event(self, part, number);
+            let end = self.let_go_after_event(part, number, drops);
             self.state().dropping.retain(|drop| drop.number != number);
             next = end?;
         }
         result
     }
 
-    /// What `madvise` drops once its event was read, of what is mapped there by then: returns where it goes on.
-    fn drop_after_event(&self, part: PageRange, number: u32) -> Result<VirtualPage, Unmapped> {
+    /// What `madvise` lets go once its event was read, of what is mapped there by then: returns where it goes on.
+    fn let_go_after_event(
+        &self,
+        part: PageRange,
+        number: u32,
+        drops: bool,
+    ) -> Result<VirtualPage, Unmapped> {
         interleave();
         let mut state = self.state();
         let mut calls = state.dropping.iter_mut();
@@ -130,6 +133,9 @@ impl Memory {
         }
         let mapping = state.mapping(part.start).ok_or(Unmapped)?;
         let end = mapping.end.min(part.end);
+        if !drops {
+            return Ok(end);
+        }
         // No mapping changes before all pages are dropped, one by one.
         state.zapping += 1;
         drop(state);
@@ -198,6 +204,8 @@ impl Memory {
         if !state.is_registered(from) {
             return Ok(false);
         }
+        // What is there then is a copy of the source's mapping.
+        state.set_apart(from.moved(from.start, to));
         let pages = (from.start.0..from.end.0).map(VirtualPage);
         for (step, source) in pages.enumerate() {
             let Some(mapped) = state.pages.get_mut(&source) else {
@@ -217,31 +225,50 @@ impl Memory {
         Ok(true)
     }
 
-    /// Keeps a range from forked children, and marks it (`MADV_DONTFORK`, `MADV_RANDOM`). Gaps are passed over.
+    /// Keeps a range from forked children, and marks it, as the helper does.
     pub fn withhold(&self, range: PageRange) -> Result<(), Unmapped> {
-        self.advise(range, |mapped| {
-            mapped.withheld = true;
-            mapped.marked = true;
-        })
+        self.keep(range)?;
+        self.mark(range)
     }
 
-    /// Keeps a range from forked children (`MADV_DONTFORK`).
+    /// Keeps a range from forked children (`MADV_DONTFORK`). Gaps are passed over.
     pub fn keep(&self, range: PageRange) -> Result<(), Unmapped> {
-        self.advise(range, |mapped| mapped.withheld = true)
+        self.advise(range, |(_, marked)| (true, marked))
     }
 
     /// Gives a range to forked children (`MADV_DOFORK`).
     pub fn give(&self, range: PageRange) -> Result<(), Unmapped> {
-        self.advise(range, |mapped| mapped.withheld = false)
+        self.advise(range, |(_, marked)| (false, marked))
     }
 
-    fn advise(&self, range: PageRange, advice: impl Fn(&mut Mapped)) -> Result<(), Unmapped> {
+    /// Marks a range (`MADV_RANDOM`).
+    pub fn mark(&self, range: PageRange) -> Result<(), Unmapped> {
+        self.advise(range, |(withheld, _)| (withheld, true))
+    }
+
+    /// Changes whether mappings are withheld, and whether they are marked.
+    fn advise(
+        &self,
+        range: PageRange,
+        advice: impl Fn((bool, bool)) -> (bool, bool),
+    ) -> Result<(), Unmapped> {
         let mut state = self.begin_change(range);
-        let mut pages = 0;
-        for (_, mapped) in state.mapped(range) {
-            advice(mapped);
-            trace(|| format!("withheld {}: {}", mapped.withheld, short(range)));
-            pages += 1;
+        let (mut next, mut pages) = (range.start, 0);
+        while let Some((&page, mapped)) = state.pages.range(next..range.end).next() {
+            let before = (mapped.withheld, mapped.marked);
+            let mapping = state.mapping(page).ok_or(Unmapped)?;
+            let part = mapping.intersection(range);
+            next = part.end;
+            pages += part.pages();
+            let after = advice(before);
+            if after == before {
+                continue;
+            }
+            state.split(mapping, part);
+            for (_, mapped) in state.mapped(part) {
+                (mapped.withheld, mapped.marked) = after;
+            }
+            trace(|| format!("withheld and marked, {after:?}: {}", short(part)));
         }
         drop(state);
         interleave();
@@ -251,22 +278,11 @@ impl Memory {
         }
     }
 
-    /// fork where the userfaultfd asks for no event: the child's memory is not registered, and it lacks what is
-    /// withheld.
+    /// fork where the userfaultfd asks for no event: the child's memory is not registered.
     pub fn fork_unreported(&self, pid: i32) -> Arc<Memory> {
         let child = self.fork_with(pid, false);
         {
             let mut copy = child.state();
-            let withheld: Vec<_> = copy
-                .pages
-                .iter()
-                .filter(|(_, mapped)| mapped.withheld)
-                .map(|(page, _)| *page)
-                .collect();
-            for page in withheld {
-                copy.pages.remove(&page);
-                copy.expected.remove(&page);
-            }
             for mapped in copy.pages.values_mut() {
                 mapped.registered = Registered::No;
                 mapped.protected = false;
@@ -288,27 +304,31 @@ impl Memory {
             end: VirtualPage(u64::MAX),
         };
         let mut state = self.begin_change(everything);
-        let registered = is_reported && state.is_registered(everything);
-        for (_, mapped) in state.mapped(everything) {
-            mapped.shared = matches!(mapped.frame, Some(Frame::Page(_)));
-        }
+        // The helper's memory is withheld (`MADV_DONTFORK`), but for the beacon, which is empty in the child.
+        let is_copied = |page: VirtualPage, mapped: &Mapped| {
+            !mapped.withheld && (!mapped.own || page == BEACON)
+        };
         {
             let mut copy = child.state();
-            // The helper's memory is not copied (`MADV_DONTFORK`), but for the beacon, which is empty.
-            let pages = state
-                .pages
-                .iter()
-                .filter(|(page, mapped)| !mapped.own || **page == BEACON);
-            copy.pages = pages
-                .map(|(page, mapped)| (*page, mapped.clone()))
-                .collect();
+            for (page, mapped) in state.mapped(everything) {
+                if is_copied(page, mapped) {
+                    mapped.shared = matches!(mapped.frame, Some(Frame::Page(_)));
+                    copy.pages.insert(page, mapped.clone());
+                }
+            }
             copy.forget_zero_pages();
             if let Some(beacon) = copy.pages.get_mut(&BEACON) {
                 beacon.frame = None;
             }
             copy.expected = state.expected.clone();
+            let MemoryState {
+                expected, pages, ..
+            } = &mut *copy;
+            expected.retain(|page, _| pages.contains_key(page));
             copy.areas = state.areas;
         }
+        // Of what is not copied, no userfaultfd is made for the child.
+        let registered = is_reported && child.state().is_registered(everything);
         state.queues.changing += u32::from(registered);
         trace(|| format!("forks {pid}"));
         drop(state);

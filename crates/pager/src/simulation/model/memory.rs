@@ -461,14 +461,7 @@ impl MemoryState {
                 continue;
             }
             changed.push(part);
-            if part != mapping {
-                let behind = PageRange {
-                    start: part.end,
-                    ..mapping
-                };
-                self.renumber(behind);
-                self.renumber(part);
-            }
+            self.split(mapping, part);
             for (_, page) in self.mapped(part) {
                 page.registered = how(before);
             }
@@ -476,7 +469,24 @@ impl MemoryState {
         changed
     }
 
-    /// Makes a range a mapping of its own.
+    /// Makes a part of a mapping one of its own.
+    pub fn split(&mut self, mapping: PageRange, part: PageRange) {
+        if part != mapping {
+            self.set_apart(part);
+        }
+    }
+
+    /// Makes a range a mapping of its own, and what is left behind it another.
+    pub fn set_apart(&mut self, range: PageRange) {
+        let last = VirtualPage(range.end.0 - 1);
+        let end = self.mapping(last).map_or(range.end, |last| last.end);
+        self.renumber(PageRange {
+            start: range.end,
+            end,
+        });
+        self.renumber(range);
+    }
+
     fn renumber(&mut self, range: PageRange) {
         self.areas += 1;
         let area = self.areas;
