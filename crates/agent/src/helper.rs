@@ -88,7 +88,8 @@ fn introduce(handover: &Handover) -> Result<Introduced, Errno> {
         Err(Errno::EMFILE) => return Err(Errno::EMFILE),
         Err(_) => {}
     }
-    let socket = connect(&rendezvous())?;
+    let connection = connect(&rendezvous())?;
+    let socket = connection.socket;
     let arena = &handover.arena;
     let mut hello = Hello {
         magic: MAGIC,
@@ -108,7 +109,7 @@ fn introduce(handover: &Handover) -> Result<Introduced, Errno> {
         Ok(pair) => pair,
         Err(errno) => {
             hello.refused = errno.0 as u64;
-            send(socket, &hello, None)?;
+            send(&connection, &hello, None)?;
             hello.refused = 0;
             let pair = open_by_supervisor(socket)?;
             system::has_room_for(DESCRIPTORS_OF_WELCOME, socket)?;
@@ -125,7 +126,7 @@ fn introduce(handover: &Handover) -> Result<Introduced, Errno> {
     let _ = arena.seal(carries());
     // Before any command can set it to work, and while the program waits.
     system::give_up_privileges(rendezvous().inspects_others != 0);
-    send(socket, &hello, Some([uffd.0, trash_uffd.0]))?;
+    send(&connection, &hello, Some([uffd.0, trash_uffd.0]))?;
     Ok(Introduced {
         socket,
         uffd,
@@ -393,7 +394,11 @@ fn withhold(channel: &Channel) {
         let forking = channel.forking.load(Ordering::SeqCst) | UNANNOUNCED.load(Ordering::SeqCst);
         match forking {
             0 => {
-                system::keep_from_children(start, length).and_then(|()| system::mark(start, length))
+                let kept = system::keep_from_children(start, length);
+                // Also where the range is mapped in part by now: what that kept from children is known by the mark alone.
+                let marked = system::mark(start, length);
+                // EAGAIN, which the kernel has for mappings that cannot be split, says that a thread forks.
+                kept.and(marked).map_err(|_| Errno::ENOMEM)
             }
             _ => Err(Errno::EAGAIN),
         }

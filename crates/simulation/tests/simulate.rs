@@ -111,6 +111,19 @@ fn prepared_forks_see_one_moment() {
     search_for(50, |seed| check_prepared(seed, schedules_of(seed), None));
 }
 
+/// A thread unmaps memory that is about to be withheld, and maps less there, before another forks: the child has it.
+#[test]
+fn memory_that_was_withheld_in_part_is_given_to_children() {
+    const SEED: u64 = 6685;
+    silence_panics_of_executions();
+    let check = |bug| check_prepared(SEED, SEED, bug).expect("forks");
+    let failure = check(Some(Bug::WithheldUnmarked)).expect_err("the bug is found");
+    assert_eq!(failure.why, "a page is not mapped");
+    if let Err(failure) = check(None) {
+        panic!("{failure}");
+    }
+}
+
 /// Executes the history of a seed without `UFFDIO_MOVE`, in the schedules of another.
 fn check_carried(seed: u64, schedules: u64, bug: Option<Bug>) -> Result<(), Failure> {
     const SCHEDULES: usize = 3;
