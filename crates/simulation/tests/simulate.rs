@@ -69,7 +69,9 @@ fn search_for(least: u64, execute: impl Fn(u64) -> Option<Result<(), Failure>>) 
 /// Whether of most children that were forked beside changes it showed which of them they contain. memfold kills the others.
 fn are_few_refused((compared, unclear): (u64, u64)) -> bool {
     const MOST: u64 = 4;
-    unclear * MOST <= compared
+    /// Of so few, each may be one of these.
+    const FEW: u64 = 20;
+    compared < FEW || unclear * MOST <= compared
 }
 
 #[test]
@@ -377,7 +379,6 @@ fn a_slow_history_ends() {
 /// is short. After a change of the histories the search is as long as it takes, within two minutes, or longer on a busy machine.
 fn first_seed(bug: Bug) -> u64 {
     match bug {
-        Bug::ZerosBesideMadvise => 106_100,
         Bug::ForkTakenByReadOrder | Bug::ForkNotCompared => 885,
         Bug::StageReadAfterFork => 1575,
         Bug::EchoesApplied => 1520,
@@ -385,11 +386,10 @@ fn first_seed(bug: Bug) -> u64 {
         Bug::ZerosWithoutClaim => 20_790,
         Bug::UnreadMovesIgnored => 340,
         Bug::ManagedUnwithheld => 2000,
-        Bug::CarriedSettledLate => 190,
+        Bug::CarriedSettledLate => 410,
         Bug::StaleBatchExecuted => 100,
         Bug::DropsTakenForOver => 70,
         Bug::CarriedOverrun => 400,
-        Bug::CarriedUnmanaged => 12_860,
         _ => 0,
     }
 }
@@ -465,7 +465,7 @@ fn each_hang_is_found() {
         };
         let found = (0..)
             .step_by(2)
-            .take_while(|_| began.elapsed() < LONGEST_SEARCH)
+            .take_while(|seed| seed / 2 < LEAST_SEARCH || began.elapsed() < LONGEST_SEARCH)
             .find_map(|seed| Some((seed, hangs(seed, Some(bug))?)));
         let (seed, why) = found.unwrap_or_else(|| panic!("{bug:?} is not found"));
         println!("{bug:?}: seed {seed}, {:?}: {why}", began.elapsed());
