@@ -48,20 +48,35 @@ struct Control {
 
 const CONTROL_HEADER: usize = 16;
 
+/// A connection to the supervisor.
+pub struct Connection {
+    pub socket: i32,
+    /// By the abstract name.
+    is_by_name: bool,
+}
+
 /// Connects to the supervisor: by the socket's path, or where that is out of reach (a program that
 /// changed its root) by the abstract name of the same bytes. Any process can take that name once the supervisor
 /// is gone, and in other network namespaces, and so may the path be in another root: nothing is sent to
 /// a listener that is not the supervisor.
-pub fn connect(rendezvous: &Rendezvous) -> Result<i32, Errno> {
+pub fn connect(rendezvous: &Rendezvous) -> Result<Connection, Errno> {
     let path = &rendezvous.socket_path;
-    connect_to(path, rendezvous).or_else(|_| {
+    let by_path = connect_to(path, rendezvous).map(|socket| Connection {
+        socket,
+        is_by_name: false,
+    });
+    by_path.or_else(|_| {
         let mut name = [0; SOCKET_PATH_MAX];
         for (target, byte) in name.iter_mut().skip(1).zip(path) {
             // Volatile, or the loop becomes a call of the C library, which is not there.
             // SAFETY: a live local byte.
             unsafe { core::ptr::write_volatile(target, *byte) };
         }
-        connect_to(&name, rendezvous)
+        let socket = connect_to(&name, rendezvous)?;
+        Ok(Connection {
+            socket,
+            is_by_name: true,
+        })
     })
 }
 
@@ -185,19 +200,26 @@ fn connect_to(path: &[u8; SOCKET_PATH_MAX], rendezvous: &Rendezvous) -> Result<i
 
 /// Sends a plain structure and descriptors (none or two). By the abstract name descriptors are refused until the supervisor
 /// knows the process (`SO_PASSRIGHTS`): that is tried again, for as long as the supervisor waits for a hello.
-pub fn send<T: Copy>(socket: i32, value: &T, descriptors: Option<[i32; 2]>) -> Result<(), Errno> {
-    const PAUSE_NS: u64 = 500_000;
-    const TRIES: u64 = 30_000_000_000 / PAUSE_NS;
-    for _ in 1..TRIES {
-        match send_once(socket, value, descriptors) {
-            Err(Errno::EPERM) if descriptors.is_some() => {
-                // No other thread wakes it.
-                let _ = futex::wait(&AtomicU32::new(0), 0, Some(PAUSE_NS));
-            }
-            sent => return sent,
+pub fn send<T: Copy>(
+    connection: &Connection,
+    value: &T,
+    descriptors: Option<[i32; 2]>,
+) -> Result<(), Errno> {
+    const LONGEST_NS: u64 = 30_000_000_000;
+    /// A longer one has the program begin later; many programs that begin at once need the CPUs for something else.
+    const LONGEST_PAUSE_NS: u64 = 16_000_000;
+    let (mut pause_ns, mut waited_ns) = (500_000, 0);
+    loop {
+        let sent = send_once(connection.socket, value, descriptors);
+        let is_early = sent == Err(Errno::EPERM) && connection.is_by_name && descriptors.is_some();
+        if !is_early || waited_ns >= LONGEST_NS {
+            return sent;
         }
+        // No other thread wakes it.
+        let _ = futex::wait(&AtomicU32::new(0), 0, Some(pause_ns));
+        waited_ns += pause_ns;
+        pause_ns = (2 * pause_ns).min(LONGEST_PAUSE_NS);
     }
-    send_once(socket, value, descriptors)
 }
 
 fn send_once<T: Copy>(socket: i32, value: &T, descriptors: Option<[i32; 2]>) -> Result<(), Errno> {

@@ -65,7 +65,7 @@ fn announce() {
 }
 
 fn tell() {
-    let Ok(socket) = connect(&rendezvous()) else {
+    let Ok(connection) = connect(&rendezvous()) else {
         return;
     };
     let hello = Hello {
@@ -73,9 +73,9 @@ fn tell() {
         refused: TRACES,
         ..Hello::default()
     };
-    if send(socket, &hello, None).is_ok() {
+    if send(&connection, &hello, None).is_ok() {
         // Nothing comes: it hangs up.
-        let _ = receive(socket, &mut Welcome::default());
+        let _ = receive(connection.socket, &mut Welcome::default());
     }
-    system::close(socket);
+    system::close(connection.socket);
 }
