@@ -218,7 +218,8 @@ const DESCRIPTORS_MAX: usize = 2;
 /// socket. Never waits, and closes nothing: to close what a peer sent may take any time, so the descriptors come with an
 /// error, too, and those for which there is no room stay in the socket.
 ///
-/// The first result fails with `UnexpectedEof` if the helper is gone, with `InvalidData` if the peer is no memfold helper.
+/// The first result fails with `UnexpectedEof` if the helper is gone, with `InvalidData` if the peer is no memfold helper,
+/// with `EMFILE` if this process has no descriptors left for those that were sent.
 pub fn peek_hello(socket: BorrowedFd<'_>) -> (io::Result<Hello>, Vec<OwnedFd>) {
     let mut hello = Hello::default();
     // SAFETY: `Hello` is plain integers without padding, borrowed here alone: any bytes are a value.
@@ -244,6 +245,12 @@ pub fn peek_hello(socket: BorrowedFd<'_>) -> (io::Result<Hello>, Vec<OwnedFd>) {
         Err(io::ErrorKind::UnexpectedEof.into())
     } else if received.bytes != size_of::<Hello>() || hello.magic != MAGIC {
         invalid("not a memfold helper")
+    } else if received.flags.contains(ReturnFlags::CTRUNC)
+        && descriptors.len() < DESCRIPTORS_MAX
+        && let Err(shortage) = socket.try_clone_to_owned()
+    {
+        // There was room for their numbers. (A security module may refuse one, too, which does not pass.)
+        Err(shortage)
     } else if received.flags.contains(ReturnFlags::CTRUNC) || descriptors.len() > DESCRIPTORS_MAX {
         invalid("it sent other descriptors than a helper sends")
     } else {
@@ -301,8 +308,8 @@ fn next_unread(socket: BorrowedFd<'_>, flags: i32) -> io::Result<Unread> {
 /// Hangs up, and drops what the peer sent, but no descriptors. Returns whether nothing is left: then to close the connection
 /// closes nothing that the peer sent.
 pub fn hang_up(socket: BorrowedFd<'_>) -> bool {
-    /// The kernel keeps some ten messages (`net.unix.max_dgram_qlen`).
-    const MESSAGES_MAX: usize = 64;
+    /// A helper leaves one or two. A stranger can leave as many as fit into its send buffer.
+    const MESSAGES_MAX: usize = 8;
     let hung_up = rustix::net::shutdown(socket, Shutdown::Both);
     if hung_up.is_err() || set_option(socket, libc::SO_PASSCRED, 1).is_err() {
         return false;

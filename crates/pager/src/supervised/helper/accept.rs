@@ -95,7 +95,8 @@ impl Acceptor {
         (guests, switch): (Arc<Guests>, Arc<Switch>),
     ) -> io::Result<Acceptor> {
         let (epoll, own_user) = (Epoll::new()?, process::own_user());
-        let discard = Discard::new(own_user);
+        let descriptors = most_descriptors();
+        let discard = Discard::new(own_user, descriptors);
         let listeners = listeners.map(|listener| Sent::new(&discard, own_user, listener));
         for (listener, token) in listeners.iter().zip(LISTENERS) {
             epoll.add(listener.as_fd(), token)?;
@@ -112,7 +113,7 @@ impl Acceptor {
             is_shut: [false; 2],
             epoll,
             sockets: HashMap::new(),
-            pending: PendingPeers::new(),
+            pending: PendingPeers::new(descriptors),
             newcomers: Newcomers::new(),
             looks: HashMap::new(),
             own_user,
@@ -363,15 +364,19 @@ impl Acceptor {
         self.unwatch(&peer.identity.connection);
         // What a hello brings is lost where there is no room for it.
         if !self.has_room() {
-            if peer.is_late(Instant::now()) || !self.may_wait() || self.expect(peer).is_err() {
-                self.refuse();
-            }
+            self.hear_again(peer);
             return;
         }
-        self.short_since = None;
         let process = peer.identity.process.clone();
         if let Err(error) = self.attach(peer) {
             self.warn_unless_gone(&process, &error);
+        }
+    }
+
+    /// Descriptors are short: waits for the same hello once more, which is still in the socket.
+    fn hear_again(&mut self, peer: PendingPeer<Peer>) {
+        if peer.is_late(Instant::now()) || !self.may_wait() || self.expect(peer).is_err() {
+            self.refuse();
         }
     }
 
@@ -380,9 +385,9 @@ impl Acceptor {
         /// What the supervisor has by itself, at most, and for each program and peer.
         const OWN: usize = 256;
         const EACH: usize = 16;
-        let known = OWN + EACH * (self.sockets.len() + self.pending.len() + self.newcomers.len());
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        if limit.is_none_or(|limit| limit > 2 * known as u64) {
+        let peers = self.group.space_count() + self.pending.len() + self.newcomers.len();
+        let known = OWN + EACH * peers + self.discard.len();
+        if most_descriptors().is_none_or(|limit| limit > 2 * known as u64) {
             return true;
         }
         let room: io::Result<Vec<OwnedFd>> = (0..DESCRIPTORS_TO_ATTACH)
@@ -406,6 +411,11 @@ impl Acceptor {
             .map(|one| Sent::new(&self.discard, user, one))
             .collect();
         // What holds other descriptors stays in the connection, and goes with that.
+        if hello.as_ref().is_err_and(is_shortage) {
+            self.hear_again(peer);
+            return Ok(());
+        }
+        self.short_since = None;
         let hello = hello?;
         socket::take_hello(connection)?;
         let descriptors = userfaultfds(sent);
@@ -490,6 +500,11 @@ impl Acceptor {
             space.leave();
         }
     }
+}
+
+/// How many descriptors this process may have; `None` is no limit.
+fn most_descriptors() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Nofile).current
 }
 
 /// The two userfaultfds of a hello. Whatever else came is not touched.

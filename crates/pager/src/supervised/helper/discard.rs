@@ -19,9 +19,11 @@ const THREADS_IDLE: usize = 1;
 /// Things of a user that may wait before nothing more is taken from that user's programs. More takes more descriptors; fewer
 /// refuses programs that start while these threads lack a CPU.
 const WAITING_OF_USER: usize = 64;
-/// Things that may wait, of memfold's own user or of all others, before those are not listened to any more. More takes more
-/// descriptors; with fewer, fewer users can bring this about.
-const WAITING: usize = 512;
+/// Things that may wait, of memfold's own user or of all others, before those are not listened to any more; fewer where this
+/// process may have few descriptors ([`SHARE`]). More takes more descriptors; with fewer, fewer users can bring this about.
+const WAITING: u64 = 512;
+/// They take at most one in so many descriptors.
+const SHARE: u64 = 8;
 
 /// What closes a descriptor when it is dropped.
 type Thing = Box<dyn Send>;
@@ -38,6 +40,8 @@ pub(crate) enum Whose {
 #[derive(Default)]
 struct State {
     own_user: u32,
+    /// The bound of what waits.
+    most_waiting: usize,
     waiting: VecDeque<Job>,
     /// Threads at work, by the users of what they close.
     working: HashMap<u32, usize>,
@@ -85,9 +89,12 @@ impl State {
 pub(crate) struct Discard(Arc<Mutex<State>>);
 
 impl Discard {
-    pub(crate) fn new(own_user: u32) -> Discard {
+    /// For a process that may have so many descriptors; `None` is no limit.
+    pub(crate) fn new(own_user: u32, descriptors: Option<u64>) -> Discard {
+        let most = descriptors.map_or(WAITING, |count| WAITING.min(count / SHARE));
         Discard(Arc::new(Mutex::new(State {
             own_user,
+            most_waiting: most as usize,
             ..State::default()
         })))
     }
@@ -140,13 +147,20 @@ impl Discard {
 
     /// Whether anything more is to be taken from programs of that user.
     pub(crate) fn has_room(&self, user: u32) -> bool {
-        lock(&self.0).count(|other| other == user) < WAITING_OF_USER
+        let state = lock(&self.0);
+        state.count(|other| other == user) < WAITING_OF_USER.min(state.most_waiting / 2)
+    }
+
+    /// How many things wait or are being closed.
+    pub(crate) fn len(&self) -> usize {
+        let state = lock(&self.0);
+        state.waiting.len() + state.working.values().sum::<usize>()
     }
 
     /// Whether so much waits that nothing more can be taken from anyone of these.
     pub(crate) fn is_flooded(&self, by: Whose) -> bool {
         let state = lock(&self.0);
-        state.count(|user| (user == state.own_user) == (by == Whose::OwnUser)) > WAITING
+        state.count(|user| (user == state.own_user) == (by == Whose::OwnUser)) > state.most_waiting
     }
 }
 
@@ -277,7 +291,7 @@ mod tests {
 
     #[test]
     fn one_users_slow_descriptors_hold_up_no_others() {
-        let (discard, held) = (Discard::new(OWN), Arc::new(()));
+        let (discard, held) = (Discard::new(OWN, None), Arc::new(()));
         let slow = hold(&discard, 7, 3 * WAITING_OF_USER, &held);
         assert_eq!(threads(&discard), THREADS_OF_USER);
         assert!(!discard.has_room(7) && discard.has_room(8) && discard.has_room(OWN));
@@ -295,7 +309,7 @@ mod tests {
 
     #[test]
     fn all_others_together_hold_up_not_the_own_user() {
-        let (discard, held) = (Discard::new(OWN), Arc::new(()));
+        let (discard, held) = (Discard::new(OWN, None), Arc::new(()));
         let slow: Vec<_> = (100..120)
             .map(|user| hold(&discard, user, WAITING_OF_USER, &held))
             .collect();
@@ -309,9 +323,24 @@ mod tests {
     }
 
     #[test]
+    fn with_few_descriptors_less_may_wait() {
+        let (discard, held) = (Discard::new(OWN, Some(256)), Arc::new(()));
+        let mut slow = hold(&discard, 7, THREADS_OF_USER + 15, &held);
+        assert!(discard.has_room(7));
+        slow.extend(hold(&discard, 7, 1, &held));
+        assert!(!discard.has_room(7) && discard.has_room(8));
+        slow.extend(hold(&discard, 8, THREADS_OF_USER + 16, &held));
+        assert!(!discard.is_flooded(Whose::Others));
+        slow.extend(hold(&discard, 8, 1, &held));
+        assert!(discard.is_flooded(Whose::Others) && !discard.is_flooded(Whose::OwnUser));
+        drop(slow);
+        wait_until(|| Arc::strong_count(&held) == 1);
+    }
+
+    #[test]
     fn only_a_connection_with_unread_descriptors_is_closed_elsewhere() {
         use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
-        let (discard, held) = (Discard::new(OWN), Arc::new(()));
+        let (discard, held) = (Discard::new(OWN, None), Arc::new(()));
         let slow = hold(&discard, 7, THREADS_OF_USER, &held);
         for has_descriptor in [false, true] {
             let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);

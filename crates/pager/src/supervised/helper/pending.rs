@@ -5,10 +5,14 @@
 
 use crate::time::Instant;
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// How many there can be. Each takes three descriptors.
-pub(crate) const MOST: usize = 128;
+/// How many there can be, at least and at most, by the number of descriptors that this process may have: each takes three.
+/// More let more programs begin at once of which the supervisor knows before they have said hello.
+const MOST: RangeInclusive<u64> = 128..=1024;
+/// One peer for each of so many descriptors.
+const DESCRIPTORS_EACH: u64 = 16;
 
 /// How long one may take to say hello. It is one message after the connection, but a program may be
 /// stopped just then.
@@ -32,6 +36,7 @@ pub(crate) struct PendingPeer<T> {
 /// The table of pending peers.
 #[derive(Debug)]
 pub(crate) struct PendingPeers<T> {
+    most: usize,
     waiting: HashMap<u64, PendingPeer<T>>,
     next: u64,
 }
@@ -53,8 +58,12 @@ impl<T> PendingPeer<T> {
 }
 
 impl<T> PendingPeers<T> {
-    pub(crate) fn new() -> PendingPeers<T> {
+    /// A table for a process that may have so many descriptors; `None` is no limit.
+    pub(crate) fn new(descriptors: Option<u64>) -> PendingPeers<T> {
+        let (least, most) = (*MOST.start(), *MOST.end());
+        let most = descriptors.map_or(most, |count| (count / DESCRIPTORS_EACH).clamp(least, most));
         PendingPeers {
+            most: most as usize,
             waiting: HashMap::new(),
             next: FIRST_TOKEN,
         }
@@ -67,7 +76,7 @@ impl<T> PendingPeers<T> {
 
     /// Adds one with [`PendingPeers::next_token`]. Returns the peer that was removed for it.
     pub(crate) fn add(&mut self, peer: PendingPeer<T>) -> Option<PendingPeer<T>> {
-        let gone = (self.waiting.len() >= MOST)
+        let gone = (self.waiting.len() >= self.most)
             .then(|| self.oldest_of_most())
             .flatten();
         let gone = gone.and_then(|token| self.waiting.remove(&token));
@@ -116,26 +125,39 @@ impl<T> PendingPeers<T> {
 mod tests {
     use super::*;
 
+    const FEW_DESCRIPTORS: Option<u64> = Some(1024);
+
+    #[test]
+    fn many_programs_can_begin_at_once_where_descriptors_allow_it() {
+        for (descriptors, most) in [(Some(256), 128), (Some(8192), 512), (None, 1024)] {
+            let mut pending = PendingPeers::new(descriptors);
+            for _ in 0..most {
+                assert!(pending.add(PendingPeer::new(1000, ())).is_none());
+            }
+            assert!(pending.add(PendingPeer::new(1000, ())).is_some());
+        }
+    }
+
     #[test]
     fn one_user_cannot_fill_the_list() {
-        let mut pending = PendingPeers::new();
+        let mut pending = PendingPeers::new(FEW_DESCRIPTORS);
         let victim = pending.next_token();
         assert!(pending.add(PendingPeer::new(0, "victim")).is_none());
         let first = pending.next_token();
-        for _ in 0..10 * MOST {
+        for _ in 0..10 * pending.most {
             if let Some(gone) = pending.add(PendingPeer::new(65_534, "flood")) {
                 assert_eq!(gone.user, 65_534);
             }
         }
-        assert_eq!(pending.len(), MOST);
+        assert_eq!(pending.len(), pending.most);
         assert!(pending.take(first).is_none(), "the oldest of them went");
         assert_eq!(pending.take(victim).map(|one| one.identity), Some("victim"));
     }
 
     #[test]
     fn one_with_many_users_cannot_fill_the_list_either() {
-        let mut pending = PendingPeers::new();
-        for user in 0..MOST as u32 {
+        let mut pending = PendingPeers::new(FEW_DESCRIPTORS);
+        for user in 0..pending.most as u32 {
             pending.add(PendingPeer::new(100_000 + user, "flood"));
         }
         let victim = pending.next_token();
@@ -147,7 +169,7 @@ mod tests {
 
     #[test]
     fn who_says_nothing_goes() {
-        let mut pending = PendingPeers::new();
+        let mut pending = PendingPeers::new(FEW_DESCRIPTORS);
         let token = pending.next_token();
         pending.add(PendingPeer::new(0, ()));
         let now = Instant::now();
