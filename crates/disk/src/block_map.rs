@@ -126,6 +126,12 @@ impl BlockMap {
         }
     }
 
+    /// Whether a change of the leaf would wait now.
+    pub(crate) fn is_locked(&self, leaf: u64) -> bool {
+        let place = self.place(leaf).map(|place| place.try_write());
+        matches!(place, Some(Err(TryLockError::WouldBlock)))
+    }
+
     fn place(&self, leaf: u64) -> Option<&Place> {
         let region = self.regions[(leaf / REGION_LEAVES) as usize].get()?;
         Some(&region[(leaf % REGION_LEAVES) as usize])

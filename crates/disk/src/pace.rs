@@ -59,16 +59,25 @@ impl<S: PageSource + 'static> Disk<S> {
         self.memory.may_wait() && blocks(range).any(waits)
     }
 
-    /// Whether a write of a range may wait for room, or for a block of which it writes a part.
+    /// Whether a write of a range may wait for room, for a block of which it writes a part, or for a request that does.
     pub(crate) fn write_waits(&self, range: &Range<u64>) -> bool {
         let count = blocks(range).count() as u64;
-        !self.memory.has_room(LEAF_BYTES + count * MOST_STORED) || self.edge_waits(range)
+        !self.memory.has_room(LEAF_BYTES + count * MOST_STORED) || self.change_waits(range)
     }
 
-    /// Whether making a range zero may wait for room, or for a block of which it zeroes a part.
+    /// Whether making a range zero may wait for room, for a block of which it zeroes a part, or for a request that does.
     pub(crate) fn zero_waits(&self, range: &Range<u64>) -> bool {
         let most = LEAVES_ZEROED * LEAF_BYTES + 2 * MOST_STORED;
-        !self.memory.has_room(most) || self.edge_waits(range)
+        !self.memory.has_room(most) || self.change_waits(range)
+    }
+
+    /// Whether anything else that has to do with a range may wait: for a block of which it changes a part, or for a request
+    /// that waits for the swap file or a store with the lock of a leaf.
+    pub(crate) fn change_waits(&self, range: &Range<u64>) -> bool {
+        let blocks = blocks(range);
+        let mut leaves = blocks.start / LEAF_BLOCKS..blocks.end.div_ceil(LEAF_BLOCKS);
+        let map = &self.memory.map;
+        self.memory.may_wait() && leaves.any(|leaf| map.is_locked(leaf)) || self.edge_waits(range)
     }
 
     fn edge_waits(&self, range: &Range<u64>) -> bool {

@@ -453,6 +453,34 @@ fn reads_of_memory_do_not_wait_for_those_of_the_file_that_came_with_them() {
     }
 }
 
+/// As a read of the file has the lock of a leaf.
+#[test]
+fn a_reply_does_not_wait_for_a_change_beside_a_block_that_is_read() {
+    let file = MemoryFile::default();
+    let disk = Arc::new(disk_with(file.clone()));
+    write_noise(&disk, 0..40, &mut Scratch::new());
+    let server = Server::new(disk);
+    let (mut reader, mut other) = (Client::ready(&server), Client::ready(&server));
+    let in_memory = request(READ, 0, 40 * 256 * BLOCK - BLOCK, 4096);
+    let change =
+        |command, payload: usize| [request(command, 0, BLOCK, 4096), vec![1; payload]].concat();
+    for change in [
+        change(WRITE_ZEROES, 0),
+        change(WRITE, 4096),
+        change(TRIM, 0),
+    ] {
+        let held = file.reads.write().expect("no panic");
+        reader.say(request(READ, 0, 0, 4096));
+        // That it has begun shows in nothing.
+        std::thread::sleep(Duration::from_millis(100));
+        other.say([in_memory.clone(), change].concat());
+        assert_eq!(other.chunks().len(), 1);
+        drop(held);
+        assert_eq!(reader.chunks().len(), 1);
+        assert_eq!(other.errno(), 0);
+    }
+}
+
 /// The client may send the rest only once it has the reply.
 #[test]
 fn a_reply_does_not_wait_for_the_payload_of_the_next_request() {

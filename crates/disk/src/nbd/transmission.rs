@@ -102,9 +102,11 @@ impl<S: PageSource + 'static, R: Read, W: Write> Transmission<'_, S, R, W> {
                 self.reply(request, outcome)?;
             }
             _ => {
-                if request.command == command::WRITE_ZEROES {
-                    self.send_if_waits(request, Disk::zero_waits)?;
-                }
+                let waits = match request.command {
+                    command::WRITE_ZEROES => Disk::zero_waits,
+                    _ => Disk::change_waits,
+                };
+                self.send_if_waits(request, waits)?;
                 let outcome = self.other(request);
                 match outcome {
                     Ok(()) if request.command == command::BLOCK_STATUS => {
