@@ -242,6 +242,8 @@ fn pages_are_counted_alike_in_all_modes() {
                 region.page_out(..).unwrap();
                 memfold.stats().stored_pages == numbers.len() as u64
             });
+            let stored = memfold.stats().stored_pages;
+            assert_eq!(stored, numbers.len() as u64, "{mode}: not all are out");
             for &number in numbers {
                 verify_page(&region[number * PAGE..][..PAGE], number as u64, generation);
             }

@@ -208,9 +208,9 @@ fn what_does_not_fit_goes_to_a_store_on_other_machines() {
 
 #[test]
 fn a_limit_above_what_there_is_is_warned_of() {
-    let served = Served::start(&["--size", "16M", "--limit", "1T"]);
+    let served = Served::start(&["--size", "16M", "--limit", "1024T"]);
     let (_, said) = served.end(nix::sys::signal::Signal::SIGTERM);
-    let warning = "--limit 1.0 TiB is more than this host or control group allows";
+    let warning = "--limit 1024 TiB is more than this host or control group allows";
     assert!(said.contains(warning), "{said}");
 }
 
