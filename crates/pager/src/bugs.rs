@@ -83,6 +83,8 @@ pub enum Bug {
     CarriedFreed,
     /// What was mapped anew, and was registered but not managed as yet, was taken for dead when it was carried off.
     CarriedUnmanaged,
+    /// Where forks are prepared, what was mapped anew was registered before the unmapping of what it replaced was applied.
+    ManagedRegistered,
     /// 05f854e: a thread that all programs need tried the gate of one for a while, and then entered it to serve
     /// a fault, however long that took.
     GateEnteredTwice,

@@ -212,6 +212,25 @@ fn free_beside(history: &mut History) {
     (history.share_places, history.limit, history.locked) = (true, 13, None);
 }
 
+/// A thread unmaps memory that is about to be carried off, and another maps more there, which is to be withheld from
+/// children: it is not registered before the unmapping is known, so that the program is stopped rather than reads zeros.
+#[test]
+fn memory_that_is_mapped_anew_and_withheld_is_not_lost_unnoticed() {
+    const SEED: u64 = 100_657;
+    const SCHEDULES: usize = 3;
+    silence_panics_of_executions();
+    let mut history = History::of_seed(SEED);
+    map_anew(&mut history);
+    (history.carries, history.prepared) = (true, true);
+    Bug::put_back(Some(Bug::ManagedRegistered));
+    let why = try_run(&history, SEED, SCHEDULES).expect_err("the bug is found");
+    assert!(why.contains("reads as 0x0"), "{why}");
+    Bug::put_back(None);
+    if let Err(why) = try_run(&history, SEED, SCHEDULES) {
+        panic!("{why}");
+    }
+}
+
 /// The same where the kernel moves no pages.
 #[test]
 fn pages_that_are_carried_off_hold_what_they_must() {

@@ -123,31 +123,52 @@ impl AddressSpace {
     /// tried again.
     pub(crate) fn withhold_unmanaged(&self, unmanaged: &mut Vec<PageRange>) -> bool {
         let before = unmanaged.len();
-        self.register_all(unmanaged);
+        let changes = self.prepared.changes.load(Ordering::Relaxed);
+        let _ = self.register_all(unmanaged);
         let (kept, mixed) = self.kept_by_program(unmanaged);
         let to_withhold: Vec<PageRange> = unmanaged
             .iter()
             .filter(|range| !kept.contains(range) && !mixed.contains(range))
             .copied()
             .collect();
-        let failed = self.withhold(&to_withhold);
+        let failed = self.withhold(&to_withhold, changes);
         unmanaged.retain(|range| !failed.contains(range) && !mixed.contains(range));
         unmanaged.len() != before
     }
 
     /// Registers ranges, before anything else is looked at: of what moves from here on, an event must tell. What is
-    /// registered, but not managed, is never paged out, so a child needs nothing for it. Leaves out what cannot be.
-    fn register_all(&self, ranges: &mut Vec<PageRange>) {
-        if Bug::WithheldUnregistered.is_back() {
-            return;
+    /// registered, but not managed, is never paged out, so a child needs nothing for it. Leaves out what cannot be, and
+    /// returns what is to be tried again.
+    ///
+    /// What counts as managed is registered, or was unmapped, of which the event is unread. What was mapped there since is
+    /// left as it is until that is applied: a run that is about to be carried off is settled as what was there before.
+    fn register_all(&self, ranges: &mut Vec<PageRange>) -> Vec<PageRange> {
+        // The governor looks at each tick, and seldom has any.
+        if ranges.is_empty() || Bug::WithheldUnregistered.is_back() {
+            return Vec::new();
         }
+        let is_wary = !Bug::ManagedRegistered.is_back();
+        // No event is applied meanwhile, and nothing becomes managed.
+        let gate = is_wary.then(|| self.shared_within(PATIENCE));
+        if let Some(Err(_)) = gate {
+            return std::mem::take(ranges);
+        }
+        let mut later = Vec::new();
         ranges.retain(|range| {
+            if is_wary && !lock(&self.managed).covered(*range).is_empty() {
+                let is_registered = self.uffd().is_registered(*range);
+                if !is_registered {
+                    later.push(*range);
+                }
+                return is_registered;
+            }
             let is_registered = self.uffd().register_protectable(*range).is_ok();
             if !is_registered {
                 lock(&self.refused).note(*range);
             }
             is_registered
         });
+        later
     }
 
     /// The ranges that the program keeps from its children itself, of those that were not withheld yet, and those of which
@@ -179,8 +200,8 @@ impl AddressSpace {
     }
 
     /// Has the helper withhold ranges from forked children, before they are managed. Returns those that it did not, for
-    /// example as a thread forks just now. They are registered.
-    fn withhold(&self, ranges: &[PageRange]) -> Vec<PageRange> {
+    /// example as a thread forks just now. They are registered, if nothing has changed there since `changes`.
+    fn withhold(&self, ranges: &[PageRange], changes: u32) -> Vec<PageRange> {
         let mut failed = Vec::new();
         let began = Instant::now();
         for range in ranges {
@@ -189,7 +210,6 @@ impl AddressSpace {
                 failed.push(*range);
                 continue;
             }
-            let changes = self.prepared.changes.load(Ordering::Relaxed);
             // Before it is asked: a fork that begins meanwhile must list it.
             lock(&self.prepared.withheld).add(*range);
             let (start, bytes) = (range.start.address(), range.pages() * PAGE_SIZE as u64);
@@ -256,12 +276,24 @@ impl AddressSpace {
     /// The same for what was moved while it was given to a child. What cannot be withheld now is tried again at the
     /// next call.
     pub(crate) fn withhold_moved(&self) {
-        let moved = std::mem::take(&mut *lock(&self.prepared.moved));
-        let mut moved = moved.ranges().to_vec();
-        self.register_all(&mut moved);
-        let failed = self.withhold(&moved);
+        let given = std::mem::take(&mut *lock(&self.prepared.moved));
+        let changes = self.prepared.changes.load(Ordering::Relaxed);
+        // It was registered when it moved; of what was mapped there since see `register_all`.
+        let (mut moved, mut unmanaged) = (Vec::new(), Vec::new());
+        let managed = lock(&self.managed);
+        for range in given.ranges() {
+            moved.extend(managed.covered(*range));
+            unmanaged.extend(managed.uncovered(*range));
+        }
+        drop(managed);
+        let later = self.register_all(&mut unmanaged);
+        moved.extend(unmanaged);
+        let failed = self.withhold(&moved, changes);
         let mut moved = lock(&self.prepared.moved);
-        failed.into_iter().for_each(|range| moved.add(range));
+        failed
+            .into_iter()
+            .chain(later)
+            .for_each(|range| moved.add(range));
     }
 
     /// The VMAs that may be withheld, adjacent ones as one, as addresses.

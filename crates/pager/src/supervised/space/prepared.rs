@@ -104,6 +104,7 @@ impl Prepared {
         lock(&self.marked).remove(range);
         // The program may map there what it keeps from children itself.
         lock(&self.withheld).remove(range);
+        lock(&self.moved).remove(range);
     }
 
     /// Memory was moved, and is withheld where it is now, too. (Where it was may be something else, or empty.)
