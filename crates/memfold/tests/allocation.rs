@@ -6,6 +6,7 @@ mod common;
 use allocator_api2::alloc::{Allocator, Layout};
 use common::{MIB, PAGE, builder, fill_page, forked, modes, verify_page};
 use memfold::{Algorithm, Error, Mode, Region};
+use std::time::{Duration, Instant};
 
 /// Limits the addresses of the process to what it has and `more` bytes. Returns the old limit.
 fn limit_addresses(more: usize) -> libc::rlimit {
@@ -46,6 +47,21 @@ fn exhaust() {
     );
 }
 
+/// Waits until each other thread of this process sleeps: one that has just been started needs memory of its own first.
+fn await_threads() {
+    let is_asleep = |thread: std::io::Result<std::fs::DirEntry>| {
+        let stat = std::fs::read_to_string(thread.unwrap().path().join("stat"));
+        // The calling thread is one that runs.
+        stat.is_ok_and(|stat| stat.rsplit_once(") ").unwrap().1.starts_with('S'))
+    };
+    let began = Instant::now();
+    let awake = || std::fs::read_dir("/proc/self/task").unwrap().map(is_asleep);
+    while awake().filter(|is_asleep| !is_asleep).count() > 1 {
+        assert!(began.elapsed() < Duration::from_secs(10), "threads run on");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// What a fault needs is there before it: here, what decompresses Zstandard, in workers that never did.
 fn a_fault_needs_no_memory(mode: Mode) {
     let status = forked(|| {
@@ -61,6 +77,7 @@ fn a_fault_needs_no_memory(mode: Mode) {
             fill_page(page, number as u64, 5);
         }
         region.page_out(..).unwrap();
+        await_threads();
         limit_addresses(0);
         exhaust();
         let mut pages = region.chunks_exact(PAGE);
