@@ -141,9 +141,11 @@ fn check_carried(seed: u64, schedules: u64, bug: Option<Bug>) -> Result<(), Fail
         history.prepared = true;
     } else if bug == Some(Bug::CarriedFreed) || seed % MOVES_BESIDE == 2 {
         free_beside(&mut history);
+    } else if seed % MOVES_BESIDE == 3 {
+        move_anew(&mut history);
     }
     // Of others no event comes that leaves memfold in doubt.
-    let may_be_killed = bug.is_some() || (1..=2).contains(&(seed % MOVES_BESIDE));
+    let may_be_killed = bug.is_some() || (1..=3).contains(&(seed % MOVES_BESIDE));
     Bug::put_back(bug);
     match try_run(&history, schedules, SCHEDULES) {
         Ok(()) => Ok(()),
@@ -209,6 +211,21 @@ fn free_beside(history: &mut History) {
         steps
     };
     history.threads = vec![mover(0), mover(1)];
+    (history.share_places, history.limit, history.locked) = (true, 13, None);
+}
+
+/// One thread unmaps memory and maps memory there again, and another moves memory there and away.
+fn move_anew(history: &mut History) {
+    let mut owner = vec![Step::Map(0, AREA_PAGES), Step::Fill(0)];
+    owner.extend([Step::Map(1, 2), Step::Fill(1), Step::Rest(0)]);
+    let mut mover = Vec::new();
+    for _ in 0..4 {
+        owner.extend([Step::Unmap(0), Step::Map(0, AREA_PAGES), Step::Fill(0)]);
+        owner.extend([Step::Rest(0), Step::Fill(1), Step::Check(0)]);
+        mover.extend([Step::Map(0, AREA_PAGES), Step::Fill(0), Step::Rest(0)]);
+        mover.extend([Step::Move(0, false), Step::Check(0), Step::Unmap(0)]);
+    }
+    history.threads = vec![owner, mover];
     (history.share_places, history.limit, history.locked) = (true, 13, None);
 }
 
@@ -409,6 +426,7 @@ fn first_seed(bug: Bug) -> u64 {
         Bug::StaleBatchExecuted => 100,
         Bug::DropsTakenForOver => 70,
         Bug::CarriedOverrun => 400,
+        Bug::CarriedManaged => 490,
         _ => 0,
     }
 }

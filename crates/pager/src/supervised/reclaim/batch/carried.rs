@@ -155,7 +155,17 @@ impl AddressSpace {
             } else {
                 (0, Errno::EAGAIN.0)
             };
-            is_unknown |= is_staged(place) && gate.table().entry(page).load() == PageState::Hole;
+            let entry = gate.table().entry(page);
+            is_unknown |= is_staged(place) && entry.load() == PageState::Hole;
+            // What was planned was unmapped: the reader that applied this relieved the helper before it carried anything off.
+            // What was mapped there since is managed by now, and may move away, of which the event is unread.
+            let is_new = is_sure
+                && is_staged(place)
+                && matches!(entry.load(), PageState::Resident { .. })
+                && !self.is_present(page);
+            if is_new && !Bug::CarriedManaged.is_back() {
+                entry.set(PageState::Moving(place));
+            }
             batch.moves.push(Run {
                 page,
                 pages: 1,
