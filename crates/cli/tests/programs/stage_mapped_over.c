@@ -7,6 +7,7 @@
  * The file system is served by a process without the library: `stage_mapped_over serve SOCKET`. */
 #define _GNU_SOURCE
 #include "filter.h"
+#include "rights.h"
 
 #include <fcntl.h>
 #include <linux/fuse.h>
@@ -24,20 +25,7 @@ enum { STAGE_PAGES = 2048, TRASH_PAGES = 128, ROOT = 1, FILE_ = 2 };
 
 static void send_descriptor(int socket_, int descriptor)
 {
-    union {
-        char bytes[CMSG_SPACE(sizeof(int))];
-        struct cmsghdr align;
-    } control = {{0}};
-    char byte = 0;
-    struct iovec vector = {&byte, 1};
-    struct msghdr header = {
-        .msg_iov = &vector, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    struct cmsghdr *message = CMSG_FIRSTHDR(&header);
-    message->cmsg_level = SOL_SOCKET;
-    message->cmsg_type = SCM_RIGHTS;
-    message->cmsg_len = CMSG_LEN(sizeof(int));
-    memcpy(CMSG_DATA(message), &descriptor, sizeof descriptor);
-    must(sendmsg(socket_, &header, 0) != 1, "sendmsg");
+    must(send_rights(socket_, "", 1, &descriptor, 1) != 1, "sendmsg");
 }
 
 static int receive_descriptor(int socket_)

@@ -20,6 +20,7 @@
  * stdout. */
 #define _GNU_SOURCE
 #include "filter.h"
+#include "rights.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -85,10 +86,10 @@ static int connect_to_memfold(void)
 }
 
 /* What is sent to a connection by the abstract name is refused until memfold knows the process. */
-static int is_sent(int socket_, const struct msghdr *header)
+static int is_sent(int socket_, const void *data, size_t length, const int *descriptors, size_t count)
 {
     for (int tries = 0; tries < 10000; tries++, usleep(500))
-        if (sendmsg(socket_, header, MSG_NOSIGNAL) >= 0)
+        if (send_rights(socket_, data, length, descriptors, count) >= 0)
             return 1;
         else if (errno != EPERM)
             return 0;
@@ -151,25 +152,13 @@ static char *map_arena(char *address)
 /* The answer to a hello with two descriptors; 0 where memfold hangs up. */
 static int is_welcomed(int socket_, const void *hello, size_t length, int first, int second)
 {
+    int both[RIGHTS_MOST] = {first, second};
+    if (!is_sent(socket_, hello, length, both, first >= 0 ? RIGHTS_MOST : 0))
+        return 0;
     union {
-        char bytes[CMSG_SPACE(2 * sizeof(int))];
+        char bytes[CMSG_SPACE(RIGHTS_MOST * sizeof(int))];
         struct cmsghdr align;
     } control;
-    memset(&control, 0, sizeof control);
-    struct iovec vector = {(void *)hello, length};
-    struct msghdr header = {.msg_iov = &vector, .msg_iovlen = 1};
-    if (first >= 0) {
-        header.msg_control = &control;
-        header.msg_controllen = sizeof control;
-        struct cmsghdr *message = CMSG_FIRSTHDR(&header);
-        message->cmsg_level = SOL_SOCKET;
-        message->cmsg_type = SCM_RIGHTS;
-        message->cmsg_len = CMSG_LEN(2 * sizeof(int));
-        int both[2] = {first, second};
-        memcpy(CMSG_DATA(message), both, sizeof both);
-    }
-    if (!is_sent(socket_, &header))
-        return 0;
     struct welcome welcome = {0};
     struct iovec room = {&welcome, sizeof welcome};
     memset(&control, 0, sizeof control);
@@ -261,21 +250,8 @@ static int stuffed_socket(void)
 
 static int send_lingering(int socket_, size_t length)
 {
-    union {
-        char bytes[CMSG_SPACE(sizeof(int))];
-        struct cmsghdr align;
-    } control;
-    memset(&control, 0, sizeof control);
-    struct iovec vector = {"x", length};
-    struct msghdr header = {
-        .msg_iov = &vector, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    struct cmsghdr *message = CMSG_FIRSTHDR(&header);
-    message->cmsg_level = SOL_SOCKET;
-    message->cmsg_type = SCM_RIGHTS;
-    message->cmsg_len = CMSG_LEN(sizeof(int));
-    int slow = stuffed_socket(), sent;
-    memcpy(CMSG_DATA(message), &slow, sizeof slow);
-    sent = is_sent(socket_, &header);
+    int slow = stuffed_socket();
+    int sent = is_sent(socket_, "x", length, &slow, 1);
     struct linger minute = {1, 60};
     must(setsockopt(slow, SOL_SOCKET, SO_LINGER, &minute, sizeof minute), "SO_LINGER");
     /* If memfold has closed it already, a signal ends the wait. */
