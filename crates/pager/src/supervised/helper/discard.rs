@@ -22,7 +22,7 @@ const WAITING_OF_USER: usize = 64;
 /// Things that may wait, of memfold's own user or of all others, before those are not listened to any more; fewer where this
 /// process may have few descriptors ([`SHARE`]). More takes more descriptors; with fewer, fewer users can bring this about.
 const WAITING: u64 = 512;
-/// They take at most one in so many descriptors.
+/// Descriptors of this process for each of them that may wait.
 const SHARE: u64 = 8;
 
 /// What closes a descriptor when it is dropped.
@@ -89,7 +89,7 @@ impl State {
 pub(crate) struct Discard(Arc<Mutex<State>>);
 
 impl Discard {
-    /// For a process that may have so many descriptors; `None` is no limit.
+    /// For a process with this limit of descriptors, if it has one.
     pub(crate) fn new(own_user: u32, descriptors: Option<u64>) -> Discard {
         let most = descriptors.map_or(WAITING, |count| WAITING.min(count / SHARE));
         Discard(Arc::new(Mutex::new(State {

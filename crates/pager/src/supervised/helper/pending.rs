@@ -5,13 +5,14 @@
 
 use crate::time::Instant;
 use std::collections::HashMap;
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// How many there can be, at least and at most, by the number of descriptors that this process may have: each takes three.
-/// More let more programs begin at once of which the supervisor knows before they have said hello.
-const MOST: RangeInclusive<u64> = 128..=1024;
-/// One peer for each of so many descriptors.
+/// How many there can be, by the number of descriptors that this process may have: each takes three. More let more programs
+/// begin at once of which the supervisor knows before they have said hello.
+const MOST: u64 = 1024;
+/// The same where there are few descriptors.
+const MOST_OF_FEW: u64 = 128;
+/// Descriptors of this process for each peer, between these bounds.
 const DESCRIPTORS_EACH: u64 = 16;
 
 /// How long one may take to say hello. It is one message after the connection, but a program may be
@@ -58,10 +59,10 @@ impl<T> PendingPeer<T> {
 }
 
 impl<T> PendingPeers<T> {
-    /// A table for a process that may have so many descriptors; `None` is no limit.
+    /// A table for a process with this limit of descriptors, if it has one.
     pub(crate) fn new(descriptors: Option<u64>) -> PendingPeers<T> {
-        let (least, most) = (*MOST.start(), *MOST.end());
-        let most = descriptors.map_or(most, |count| (count / DESCRIPTORS_EACH).clamp(least, most));
+        let by_limit = |limit: u64| (limit / DESCRIPTORS_EACH).clamp(MOST_OF_FEW, MOST);
+        let most = descriptors.map_or(MOST, by_limit);
         PendingPeers {
             most: most as usize,
             waiting: HashMap::new(),

@@ -150,17 +150,17 @@ impl AddressSpace {
             let place = StageIndex(carried.place.0 + step);
             // What is not in the stage is in the next mapping, or has gone elsewhere, of which the event is unread: its state
             // goes along. If nothing was there, a fault finds that out.
-            let (moved, errno) = if is_staged(place) {
+            let (is_carried, entry) = (is_staged(place), gate.table().entry(page));
+            let (moved, errno) = if is_carried {
                 (1, 0)
             } else {
                 (0, Errno::EAGAIN.0)
             };
-            let entry = gate.table().entry(page);
-            is_unknown |= is_staged(place) && entry.load() == PageState::Hole;
+            is_unknown |= is_carried && entry.load() == PageState::Hole;
             // What was planned was unmapped: the reader that applied this relieved the helper before it carried anything off.
             // What was mapped there since is managed by now, and may move away, of which the event is unread.
             let is_new = is_sure
-                && is_staged(place)
+                && is_carried
                 && matches!(entry.load(), PageState::Resident { .. })
                 && !self.is_present(page);
             if is_new && !Bug::CarriedManaged.is_back() {
