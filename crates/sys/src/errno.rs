@@ -25,6 +25,8 @@ impl Errno {
     pub const EEXIST: Errno = Errno(17);
     /// Not valid here.
     pub const EINVAL: Errno = Errno(22);
+    /// Not of this kind of file: a descriptor's number is another file's by now.
+    pub const ENOTTY: Errno = Errno(25);
     /// No room: a place of the stage is lost.
     pub const ENOSPC: Errno = Errno(28);
     /// This kind of file does not know how.

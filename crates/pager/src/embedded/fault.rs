@@ -547,7 +547,9 @@ fn cannot_copy(partial: Partial) -> ! {
         &partial.errno.to_string(),
         match partial.errno {
             Errno::ENOMEM => "; the host, or the cgroup, has had no free memory for ten seconds",
-            Errno::EBADF => "; the program has closed memfold's userfaultfd (closefrom?)",
+            Errno::EBADF | Errno::ENOTTY => {
+                "; the program has closed memfold's userfaultfd (closefrom?)"
+            }
             _ => "; the program must not munmap, mremap or mprotect regions",
         },
     ])
