@@ -6,7 +6,7 @@ use crate::pool_memory::MappedSource;
 use crate::supervised::fork::shared_estimate::SharedPages;
 use crate::supervised::kernel::Guardian;
 use crate::supervised::latency::Histogram;
-use crate::supervised::reclaim::priority::ReclaimerPriority;
+use crate::supervised::reclaim::priority::{Pressure, ReclaimerPriority};
 use crate::supervised::refaults::Refaults;
 use crate::supervised::stats::Counters;
 #[cfg(not(simulated))]
@@ -316,7 +316,7 @@ impl Resources {
 
     /// Wakes the reclaimer and raises its priority, where little room is left.
     pub(crate) fn wake_reclaimer_under_pressure(&self) {
-        self.priority.note_pressure();
+        self.priority.raise_pressure(Pressure::Short);
         self.wake_reclaimer();
     }
 

@@ -5,7 +5,7 @@ use crate::density::{BLOCK, Density, has_ample_room};
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{ClaimNumber, PageState};
 use crate::replacement::Shadow;
-use crate::supervised::group::Watermarks;
+use crate::supervised::reclaim::watermarks::Watermarks;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Inside, Shared};
 use crate::sync::lock;

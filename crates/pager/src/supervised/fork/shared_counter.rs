@@ -15,7 +15,8 @@
 use crate::page::bytes;
 use crate::supervised::fork::family::Family;
 use crate::supervised::fork::shared_estimate::CountStart;
-use crate::supervised::group::{Group, Watermarks};
+use crate::supervised::group::Group;
+use crate::supervised::reclaim::watermarks::Watermarks;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::util::pace::Pace;
 use crate::time::Instant;

@@ -6,7 +6,7 @@
 
 use crate::bugs::Bug;
 use crate::supervised::group::Group;
-use crate::supervised::reclaim::priority::ReclaimerPriority;
+use crate::supervised::reclaim::priority::{Pressure, ReclaimerPriority};
 use crate::supervised::reclaim::round::{Progress, Worker, can_be_commanded};
 use crate::supervised::space::AddressSpace;
 use crate::sync::{Event, Mutex, lock};
@@ -56,7 +56,6 @@ impl Seat {
     }
 
     fn post(&self, job: Job) {
-        self.priority.note_room();
         *lock(&self.job) = Some(job);
         self.posted.notify();
     }
@@ -158,11 +157,17 @@ impl Crew {
         let Some(number) = free.or_else(|| self.start()) else {
             return;
         };
+        // Below the limit it takes what CPUs have to spare.
+        let pressure = match self.group.resources.priority.pressure() {
+            Pressure::Exceeded => Pressure::Exceeded,
+            Pressure::Short | Pressure::None => Pressure::None,
+        };
         let (seat, round) = &mut self.seats[number];
         *round = Some(Round {
             of: job.space.id,
             since: Instant::now(),
         });
+        seat.priority.set_pressure(pressure);
         seat.post(job);
     }
 
@@ -178,7 +183,7 @@ impl Crew {
                 made.push((*of, progress));
                 *round = None;
             } else if since.elapsed() > UNHURRIED {
-                seat.priority.note_pressure();
+                seat.priority.raise_pressure(Pressure::Short);
             }
         }
         made
@@ -194,7 +199,7 @@ impl Crew {
     pub(crate) fn wait(&self, patience: Duration) {
         for (seat, round) in &self.seats {
             if round.is_some() {
-                seat.priority.note_pressure();
+                seat.priority.raise_pressure(Pressure::Short);
             }
         }
         while !self.done.wait(patience) && Bug::HelpAwaitedForGood.is_back() {}

@@ -11,3 +11,4 @@ pub(crate) mod reclaimer;
 pub(crate) mod round;
 pub(crate) mod stage;
 pub(crate) mod turns;
+pub(crate) mod watermarks;

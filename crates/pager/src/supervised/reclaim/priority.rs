@@ -2,24 +2,56 @@
 //!
 //! Like the handlers, the reclaimer runs at higher priority than programs where it may hold a gate or
 //! lock that a fault needs. Most of its time it only reads and compresses pages: then it runs at lower
-//! priority than programs while there is room, and at the same priority while room is short.
+//! priority than programs while there is room, at the same priority while room is short, and at the higher one
+//! while the limit is exceeded: new memory waits for no room until it is registered.
 
 use memfold_sys::thread::{self, Standing};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+
+/// How much room there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Pressure {
+    /// Enough.
+    None,
+    /// Room is short.
+    Short,
+    /// Programs have outgrown the limit.
+    Exceeded,
+}
+
+impl Pressure {
+    /// The pressure with this discriminant.
+    const fn of(number: u8) -> Pressure {
+        match number {
+            0 => Pressure::None,
+            1 => Pressure::Short,
+            _ => Pressure::Exceeded,
+        }
+    }
+
+    /// Where a thread stands that compresses.
+    const fn standing(self) -> Standing {
+        match self {
+            Pressure::None => Standing::Behind,
+            Pressure::Short => Standing::Equal,
+            Pressure::Exceeded => Standing::Before,
+        }
+    }
+}
 
 /// The reclaimer's priority. The reclaimer changes it; any thread calls
-/// [`ReclaimerPriority::note_pressure`]. Without the privilege to raise it again (`CAP_SYS_NICE`), the
+/// [`ReclaimerPriority::raise_pressure`]. Without the privilege to raise it again (`CAP_SYS_NICE`), the
 /// priority is never changed.
 ///
-/// `pressed` and `yielding` are `SeqCst`: `note_pressure` and `yield_to_programs` each write one flag and
+/// `pressure` and `yielding` are `SeqCst`: `raise_pressure` and `yield_to_programs` each write one of them and
 /// then read the other, and at least one of them must see the other's write. `thread` is Relaxed, as it
 /// is set once.
 #[derive(Debug, Default)]
 pub(crate) struct ReclaimerPriority {
     /// TID of the reclaimer; 0 before it runs, and if it may not raise its priority.
     thread: AtomicU32,
-    /// Room is short.
-    pressed: AtomicBool,
+    /// A [`Pressure`].
+    pressure: AtomicU8,
     /// The reclaimer yields to programs.
     yielding: AtomicBool,
 }
@@ -42,21 +74,26 @@ impl ReclaimerPriority {
         Some(self.thread.load(Ordering::Relaxed)).filter(|thread| *thread != 0)
     }
 
-    /// Notes that room is short: a yielding reclaimer gets the priority of programs. If it stops
+    /// Notes that there is at least such a pressure: a yielding reclaimer gets its priority. If it stops
     /// yielding at the same moment, it may keep that priority, instead of a higher one, until it yields
     /// again.
-    pub(crate) fn note_pressure(&self) {
+    pub(crate) fn raise_pressure(&self, pressure: Pressure) {
         if let Some(thread) = self.thread()
-            && !self.pressed.swap(true, Ordering::SeqCst)
+            && self.pressure.fetch_max(pressure as u8, Ordering::SeqCst) < pressure as u8
             && self.yielding.load(Ordering::SeqCst)
         {
-            thread::set_standing(thread, Standing::Equal);
+            thread::set_standing(thread, pressure.standing());
         }
     }
 
-    /// Notes that there is room. Called by the reclaimer.
-    pub(crate) fn note_room(&self) {
-        self.pressed.store(false, Ordering::SeqCst);
+    /// Notes how much room there is. Called by the reclaimer, while it does not yield.
+    pub(crate) fn set_pressure(&self, pressure: Pressure) {
+        self.pressure.store(pressure as u8, Ordering::SeqCst);
+    }
+
+    /// How much room there is.
+    pub(crate) fn pressure(&self) -> Pressure {
+        Pressure::of(self.pressure.load(Ordering::SeqCst))
     }
 
     /// Yields to programs until the guard is dropped. Called by the reclaimer, which holds no lock that
@@ -72,15 +109,15 @@ impl ReclaimerPriority {
     /// Sets the priority of a yielding reclaimer. Called by the reclaimer.
     fn apply(&self, thread: u32) {
         loop {
-            let pressed = self.pressed.load(Ordering::SeqCst);
-            if pressed {
-                thread::set_standing(thread, Standing::Equal);
-            } else {
+            let pressure = self.pressure();
+            if pressure == Pressure::None {
                 thread::step_behind();
+            } else {
+                thread::set_standing(thread, pressure.standing());
             }
             // Pressure noted before this load may have set the priority before the call above, which
             // overwrote it; pressure noted later sets it after the call.
-            if self.pressed.load(Ordering::SeqCst) == pressed {
+            if self.pressure() == pressure {
                 return;
             }
         }
@@ -119,7 +156,7 @@ mod tests {
         standing.begin();
         if nice() == 0 {
             skip("the privilege to raise a priority (`CAP_SYS_NICE`)");
-            standing.note_pressure();
+            standing.raise_pressure(Pressure::Short);
             drop(standing.yield_to_programs());
             assert_eq!(
                 nice(),
@@ -131,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reclaimer_yields_unless_room_is_short() {
+    fn the_reclaimer_yields_as_far_as_there_is_room() {
         let standing = ReclaimerPriority::default();
         if !begin(&standing) {
             return;
@@ -139,15 +176,30 @@ mod tests {
         assert_eq!(nice(), -10);
         let way = standing.yield_to_programs();
         assert_eq!(nice(), 10);
-        std::thread::scope(|scope| scope.spawn(|| standing.note_pressure()).join())
-            .expect("no panic");
+        std::thread::scope(|scope| {
+            scope
+                .spawn(|| standing.raise_pressure(Pressure::Short))
+                .join()
+        })
+        .expect("no panic");
         assert_eq!(nice(), 0);
         drop(way);
         assert_eq!(nice(), -10);
         let way = standing.yield_to_programs();
-        assert_eq!(nice(), 0, "still pressed");
+        assert_eq!(nice(), 0, "still short");
+        std::thread::scope(|scope| {
+            let raise = || standing.raise_pressure(Pressure::Exceeded);
+            scope.spawn(raise).join()
+        })
+        .expect("no panic");
+        assert_eq!(nice(), -10, "programs have outgrown the limit");
+        standing.raise_pressure(Pressure::Short);
+        assert_eq!(nice(), -10, "no less pressure");
         drop(way);
-        standing.note_room();
+        let way = standing.yield_to_programs();
+        assert_eq!(nice(), -10, "still exceeded");
+        drop(way);
+        standing.set_pressure(Pressure::None);
         let way = standing.yield_to_programs();
         assert_eq!(nice(), 10);
         drop(way);
@@ -165,12 +217,12 @@ mod tests {
             scope.spawn(|| {
                 for _ in 0..ROUNDS {
                     together.wait();
-                    standing.note_pressure();
+                    standing.raise_pressure(Pressure::Short);
                     done.wait();
                 }
             });
             for round in 0..ROUNDS {
-                standing.note_room();
+                standing.set_pressure(Pressure::None);
                 together.wait();
                 for _ in 0..round % 64 {
                     std::hint::spin_loop();

@@ -10,13 +10,15 @@ use crate::page_state::MOST_SKIPS;
 use crate::supervised::fault::deferred::DeferredFault;
 use crate::supervised::fault::message::{Admission, Resolution};
 use crate::supervised::fault::primitives::{note_served, wake};
-use crate::supervised::group::{Group, Watermarks};
+use crate::supervised::group::Group;
 #[cfg(not(simulated))]
 use crate::supervised::reclaim::affinity::AffinityFollower;
 use crate::supervised::reclaim::batch::plan::LOOKED_AT;
 use crate::supervised::reclaim::crew::{Crew, Job};
+use crate::supervised::reclaim::priority::Pressure;
 use crate::supervised::reclaim::round::{BATCH, Progress, Worker, can_be_commanded};
 use crate::supervised::reclaim::turns::Turns;
+use crate::supervised::reclaim::watermarks::Watermarks;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::GATE_PATIENCE;
 use crate::sync::{Mutex, lock};
@@ -161,11 +163,8 @@ impl Reclaimer {
             if self.has_missed() && self.retried.elapsed() >= GATE_PATIENCE {
                 self.retry_missed();
             }
-            if self.is_under_pressure(&marks, resident) {
-                self.group.resources.priority.note_pressure();
-            } else {
-                self.group.resources.priority.note_room();
-            }
+            let pressure = self.pressure(&marks, resident);
+            self.group.resources.priority.set_pressure(pressure);
             if resident <= marks.stop || self.group.stopping.load(Ordering::Relaxed) {
                 break;
             }
@@ -239,12 +238,19 @@ impl Reclaimer {
             && !self.group.spaces().iter().any(is_stopped)
     }
 
-    /// Whether programs may soon lack room. Pages that forks share may be copied at any time, without a
+    /// Whether programs lack room, or may soon. Pages that forks share may be copied at any time, without a
     /// userfaultfd fault.
-    fn is_under_pressure(&self, marks: &Watermarks, resident: u64) -> bool {
-        resident > marks.pressing
+    fn pressure(&self, marks: &Watermarks, resident: u64) -> Pressure {
+        if resident > marks.exceeded {
+            Pressure::Exceeded
+        } else if resident > marks.pressing
             || !self.group.deferred.is_empty()
             || resident + bytes(self.group.resources.shared.pages()) > marks.hard
+        {
+            Pressure::Short
+        } else {
+            Pressure::None
+        }
     }
 
     /// Serves the deferred faults.

@@ -5,10 +5,12 @@ use crate::page::bytes;
 use crate::supervised::fault::listen::Handlers;
 use crate::supervised::fault::service::FaultService;
 use crate::supervised::fork::shared_counter::SharingWatch;
-use crate::supervised::group::{Group, Watermarks};
+use crate::supervised::group::Group;
 use crate::supervised::limit_state::tolerance;
 use crate::supervised::reclaim::affinity::AffinityFollower;
+use crate::supervised::reclaim::priority::Pressure;
 use crate::supervised::reclaim::proactive::Proactive;
+use crate::supervised::reclaim::watermarks::Watermarks;
 use crate::supervised::registration::register::register;
 use crate::supervised::registration::vma_scan::VmaScan;
 use crate::supervised::space::AddressSpace;
@@ -296,6 +298,10 @@ impl Governor {
             self.register_new(&spaces, copied);
             for space in &spaces {
                 space.protect_shared();
+            }
+            if resident > marks.exceeded {
+                let priority = &self.group.resources.priority;
+                priority.raise_pressure(Pressure::Exceeded);
             }
             if resident > marks.pressing {
                 self.group.resources.wake_reclaimer_under_pressure();
