@@ -18,7 +18,7 @@ use crate::supervised::reclaim::crew::{Crew, Job};
 use crate::supervised::reclaim::priority::Pressure;
 use crate::supervised::reclaim::round::{BATCH, Progress, Worker, can_be_commanded};
 use crate::supervised::reclaim::turns::Turns;
-use crate::supervised::reclaim::watermarks::Watermarks;
+use crate::supervised::reclaim::watermarks::{Surge, Watermarks};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::GATE_PATIENCE;
 use crate::sync::{Mutex, lock};
@@ -56,6 +56,7 @@ pub(crate) struct Reclaimer {
     /// Rounds that went to `sibling_ranges` since the last proportional choice.
     sibling_rounds: u32,
     no_progress: NoProgress,
+    surge: Surge,
     /// IDs of the address spaces that have no page to take, in this search for room.
     exhausted: Vec<u64>,
     /// Deferred faults of programs whose gate was missed.
@@ -76,6 +77,7 @@ impl Reclaimer {
             turns: Turns::default(),
             sibling_rounds: 0,
             no_progress: NoProgress::default(),
+            surge: Surge::default(),
             exhausted: Vec::new(),
             missed: Vec::new(),
             retried: Instant::now(),
@@ -240,8 +242,8 @@ impl Reclaimer {
 
     /// Whether programs lack room, or may soon. Pages that forks share may be copied at any time, without a
     /// userfaultfd fault.
-    fn pressure(&self, marks: &Watermarks, resident: u64) -> Pressure {
-        if resident > marks.exceeded {
+    fn pressure(&mut self, marks: &Watermarks, resident: u64) -> Pressure {
+        if self.surge.note(resident, marks, Instant::now()) {
             Pressure::Exceeded
         } else if resident > marks.pressing
             || !self.group.deferred.is_empty()

@@ -8,7 +8,6 @@ use crate::supervised::fork::shared_counter::SharingWatch;
 use crate::supervised::group::Group;
 use crate::supervised::limit_state::tolerance;
 use crate::supervised::reclaim::affinity::AffinityFollower;
-use crate::supervised::reclaim::priority::Pressure;
 use crate::supervised::reclaim::proactive::Proactive;
 use crate::supervised::reclaim::watermarks::Watermarks;
 use crate::supervised::registration::register::register;
@@ -298,10 +297,6 @@ impl Governor {
             self.register_new(&spaces, copied);
             for space in &spaces {
                 space.protect_shared();
-            }
-            if resident > marks.exceeded {
-                let priority = &self.group.resources.priority;
-                priority.raise_pressure(Pressure::Exceeded);
             }
             if resident > marks.pressing {
                 self.group.resources.wake_reclaimer_under_pressure();
