@@ -196,6 +196,14 @@ impl Inspector {
         Ok(found)
     }
 
+    /// The runs `(start, end)` of pages of the range that are the kernel's page of zeros: they were read, and never written.
+    ///
+    /// # Errors
+    /// If the process is gone, and before Linux 6.7 (`ENOTTY`).
+    pub fn runs_of_zeros(&self, start: u64, end: u64) -> io::Result<Vec<(u64, u64)>> {
+        self.scan(start, end, Wanted::any_of(ZERO))
+    }
+
     /// The guard regions (`MADV_GUARD_INSTALL`) in a range, as `(start, end)`. None where the kernel
     /// does not report them (before Linux 6.16).
     pub fn guards(&self, start: u64, end: u64) -> io::Result<Vec<(u64, u64)>> {

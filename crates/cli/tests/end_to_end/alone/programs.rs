@@ -76,6 +76,22 @@ fn what_is_freed_and_written_again_stays_within_the_limit() {
     }
 }
 
+/// The first write to a page that was only read takes memory, and waits for room.
+#[test]
+fn memory_that_is_read_before_it_is_written_stays_within_the_limit() {
+    alone!(&["cc"]);
+    let program = compiled("zeros", &["zeros.c"], &[]);
+    for read in ["before", "after"] {
+        let outcome = Program::new(&program)
+            .args(["192", read])
+            .run(Limits::Resident(32 * MIB));
+        outcome.assert_success();
+        assert_eq!(outcome.text(), "zeros ok\n");
+        outcome.assert_swapped(160 * MIB);
+        outcome.assert_limit_held();
+    }
+}
+
 /// Memory that may be executed, which is not managed, and some that is.
 const EXECUTABLE: &str = "\
 import mmap

@@ -97,8 +97,9 @@ impl Inspector {
     }
 }
 
-impl Process for Inspector {
-    fn resident(&self, range: PageRange) -> io::Result<RangeSet> {
+impl Inspector {
+    /// The pages of a range whose frames are looked for. Between looks at them other threads run.
+    fn pages_with(&self, range: PageRange, is_wanted: fn(&Frame) -> bool) -> io::Result<RangeSet> {
         let mut resident = RangeSet::default();
         let (mut page, mut scanned) = (range.start, 0);
         loop {
@@ -113,11 +114,21 @@ impl Process for Inspector {
             let Some((found, mapped)) = state.pages.range(page..range.end).next() else {
                 return Ok(resident);
             };
-            if mapped.frame.is_some() {
+            if mapped.frame.as_ref().is_some_and(is_wanted) {
                 resident.add(PageRange::around(*found, 1));
             }
             page = found.plus(1);
         }
+    }
+}
+
+impl Process for Inspector {
+    fn resident(&self, range: PageRange) -> io::Result<RangeSet> {
+        self.pages_with(range, |_| true)
+    }
+
+    fn zero_pages(&self, range: PageRange) -> io::Result<RangeSet> {
+        self.pages_with(range, |frame| matches!(frame, Frame::Zero))
     }
 
     fn copy_out(&self, addresses: &[u64], target: &mut [u8]) -> io::Result<usize> {

@@ -1,9 +1,11 @@
-//! Admission of COW copies under the limit.
+//! Admission of COW copies under the limit, of what forks share and of the kernel's page of zeros.
 //!
 //! After a fork, the kernel copies a page on the first write, without a userfaultfd message and faster
 //! than pages can be reclaimed. So if the copies might exceed the limit, both sides are write-protected
 //! at the fork, or once the group comes near its limit. The first write then raises a fault, which
 //! waits for room.
+//!
+//! The same goes for pages that were read and never written: the page of zeros takes no memory, its copy does.
 //!
 //! No page state depends on the protection, so a page may be unprotected at any time. Protection that
 //! the kernel loses (`UFFDIO_MOVE`) or refuses (mappings are changing) only lets a copy pass without
@@ -24,9 +26,9 @@ use crate::page_state::PageState;
 use crate::range_set::RangeSet;
 use crate::supervised::fault::message::{Admission, Fault, Resolution};
 use crate::supervised::fault::primitives::{after_failure, wake};
-use crate::supervised::fault::room::must_wait;
+use crate::supervised::fault::room::{Charged, must_wait};
 use crate::supervised::group::Group;
-use crate::supervised::kernel::Memory;
+use crate::supervised::kernel::{Memory, Process};
 use crate::supervised::reclaim::batch::Run;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Inside, Shared};
@@ -129,11 +131,67 @@ impl AddressSpace {
         }
     }
 
+    /// Has the first write to each page of zeros in a range wait for room.
+    pub(crate) fn protect_zeros(&self, range: PageRange) {
+        self.cow.protects_zeros.store(true, Ordering::Relaxed);
+        if !self.protect(&[range]) {
+            self.cow.note_writable(range);
+        }
+    }
+
+    /// The pages of zeros in a range, of which the first write takes memory; none where the kernel does not tell.
+    fn protected_zeros(&self, range: PageRange) -> RangeSet {
+        if !self.cow.protects_zeros.load(Ordering::Relaxed) {
+            return RangeSet::default();
+        }
+        let zeros = self
+            .inspector()
+            .and_then(|inspector| inspector.zero_pages(range).ok());
+        zeros.unwrap_or_default()
+    }
+
+    /// What to unprotect at a write to `page`, and the pages of zeros in it. Where nothing is shared, all around it that takes
+    /// no memory.
+    fn admitted_window(&self, page: VirtualPage, shares: bool) -> (PageRange, RangeSet) {
+        if shares {
+            let window = self.write_window(page);
+            return (window, self.protected_zeros(window));
+        }
+        let around = self.clip(page, PageRange::around(page, UNSHARED_WINDOW));
+        let zeros = self.protected_zeros(around);
+        if zeros.containing(page).is_some() {
+            let window = self.write_window(page);
+            return (window, within(&zeros, window));
+        }
+        let free = zeros.uncovered(around);
+        let free = free.into_iter().find(|part| part.contains(page));
+        (
+            free.unwrap_or(PageRange::around(page, 1)),
+            RangeSet::default(),
+        )
+    }
+
+    /// Allows writes to all that is managed, as to a program that is held: a tracer's write would fail, not wait.
+    pub(crate) fn unprotect_managed(&self) {
+        if !self.cow.protects_zeros.load(Ordering::Relaxed)
+            && !self.cow.write_protected.load(Ordering::Relaxed)
+        {
+            return;
+        }
+        self.forget_protection();
+        for range in lock(&self.managed).ranges().to_vec() {
+            // What a change keeps protected is protected for longer.
+            let _ = self.uffd().unprotect(range);
+        }
+    }
+
     /// `false` if the kernel refuses, as mappings are changing or have changed: some of it may be writable.
     fn protect(&self, ranges: &[PageRange]) -> bool {
-        let ends = ranges_of(&lock(&self.thread_ends));
+        let ends = lock(&self.thread_ends).clone();
         for range in ranges {
-            for part in ends.uncovered(*range) {
+            let first = ends.partition_point(|end| *end < range.start);
+            let after = ends.partition_point(|end| *end < range.end);
+            for part in ranges_of(&ends[first..after]).uncovered(*range) {
                 if self.uffd().protect(part).is_err() {
                     return false;
                 }
@@ -186,8 +244,9 @@ impl AddressSpace {
         }
     }
 
-    /// Counts the shared pages of a range that are about to be copied, the first of them for certain.
-    fn note_copies(&self, gate: &Shared<'_>, range: PageRange) {
+    /// Counts the shared pages of a range that are about to be copied, the first of them for certain. Pages of zeros were
+    /// no memory that was shared.
+    fn note_copies(&self, gate: &Shared<'_>, range: PageRange, zeros: &RangeSet) {
         let mut copies = 0;
         gate.table().visit(range, |page, entry| {
             if let state @ PageState::Resident {
@@ -195,7 +254,7 @@ impl AddressSpace {
                 shared: true,
             } = entry.load()
             {
-                copies += 1;
+                copies += u64::from(zeros.containing(page).is_none());
                 if page == range.start {
                     let private = PageState::Resident {
                         skips: skips.max(1),
@@ -206,7 +265,6 @@ impl AddressSpace {
             }
             true
         });
-        self.cow.written_to.store(range.end.0, Ordering::Relaxed);
         // The governor samples minor faults, which include these copies, and must not count them again.
         self.sampling
             .counted_faults
@@ -215,7 +273,7 @@ impl AddressSpace {
     }
 }
 
-/// Serves a write to a protected page: unprotects it if there is room for the copy.
+/// Serves a write to a protected page: unprotects it if there is room for the copy, if there will be one.
 pub(crate) fn admit_write(
     group: &Group,
     gate: &Shared<'_>,
@@ -229,31 +287,45 @@ pub(crate) fn admit_write(
         return Resolution::Done;
     }
     let shares = space.fork.family.has_others(space);
-    if shares && must_wait(group, space, fault, admission) {
+    let page = fault.page;
+    let (mut window, mut zeros) = space.admitted_window(page, shares);
+    let takes_memory = shares || zeros.pages() > 0;
+    if takes_memory && must_wait(group, space, fault, admission) {
         return Resolution::Queued;
     }
-    let page = fault.page;
-    let window = if shares {
-        space.write_window(page)
-    } else {
-        space.clip(page, PageRange::around(page, UNSHARED_WINDOW))
-    };
+    let charged = Charged::new(space, zeros.pages());
     let unprotect = |range: PageRange| space.uffd().unprotect(range);
     let mut result = unprotect(window);
     if result == Err(Errno::ENOENT) && window.pages() > 1 {
         // The window may cross into another mapping; the page alone may still be unprotected.
-        result = unprotect(PageRange::around(page, 1));
+        window = PageRange::around(page, 1);
+        zeros = within(&zeros, window);
+        result = unprotect(window);
     }
     match result {
         Ok(()) => {
             space.cow.note_writable(window);
+            space.cow.written_to.store(window.end.0, Ordering::Relaxed);
             if shares {
-                space.note_copies(gate, window);
+                space.note_copies(gate, window, &zeros);
             }
+            // Not to be taken for copies of shared pages.
+            let counted = &space.sampling.counted_faults;
+            counted.fetch_add(zeros.pages(), Ordering::Relaxed);
+            charged.end(zeros.pages());
             Resolution::Done
         }
         Err(errno) => after_failure(space, page, errno),
     }
+}
+
+/// What of a set is in a range.
+fn within(set: &RangeSet, range: PageRange) -> RangeSet {
+    let mut parts = RangeSet::default();
+    for part in set.covered(range) {
+        parts.add(part);
+    }
+    parts
 }
 
 /// The pages as a set of ranges.

@@ -42,7 +42,12 @@ pub(crate) fn fill_zeros(
         copy(space, fault.page, &ZEROS, pages)
     } else {
         let filled = space.uffd().zero(fault.page);
-        space.cow.note_writable(PageRange::around(fault.page, 1));
+        let page = PageRange::around(fault.page, 1);
+        if space.is_held() {
+            space.cow.note_writable(page);
+        } else {
+            space.protect_zeros(page);
+        }
         filled
     };
     if pages > 1

@@ -162,6 +162,8 @@ impl AddressSpace {
             .inherited_stored
             .store(any_stored, Ordering::Relaxed);
         child.cow.set_writable(writable);
+        let zeros = self.cow.protects_zeros.load(Ordering::Relaxed);
+        child.cow.protects_zeros.store(zeros, Ordering::Relaxed);
         child.fork.sharing.inherit(&self.fork.sharing);
         if !self.resources.prepares_forks() {
             child.sampling.inherit(&self.sampling);

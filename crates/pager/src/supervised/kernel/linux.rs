@@ -176,14 +176,24 @@ fn message_of(message: &uffd::Message) -> Option<Message<Userfaultfd>> {
     }
 }
 
+/// The ranges between such addresses.
+fn set_of(runs: &[(u64, u64)]) -> RangeSet {
+    let mut ranges = RangeSet::default();
+    for (start, end) in runs {
+        ranges.add(PageRange::of_addresses(*start, *end));
+    }
+    ranges
+}
+
 impl Process for Inspector {
     fn resident(&self, range: PageRange) -> io::Result<RangeSet> {
         let (start, end) = (range.start.address(), range.end.address());
-        let mut regions = RangeSet::default();
-        for (start, end) in self.present(start, end)? {
-            regions.add(PageRange::of_addresses(start, end));
-        }
-        Ok(regions)
+        Ok(set_of(&self.present(start, end)?))
+    }
+
+    fn zero_pages(&self, range: PageRange) -> io::Result<RangeSet> {
+        let (start, end) = (range.start.address(), range.end.address());
+        Ok(set_of(&self.runs_of_zeros(start, end)?))
     }
 
     fn copy_out(&self, addresses: &[u64], target: &mut [u8]) -> io::Result<usize> {

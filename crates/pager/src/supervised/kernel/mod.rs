@@ -123,6 +123,9 @@ pub(crate) trait Process {
     /// The pages of a range that are resident (pagemap).
     fn resident(&self, range: PageRange) -> io::Result<RangeSet>;
 
+    /// The pages of a range that were read and never written: the kernel's page of zeros. `Err` also where it does not tell.
+    fn zero_pages(&self, range: PageRange) -> io::Result<RangeSet>;
+
     /// Copies pages out of the program, up to the first that is missing. Returns their number.
     fn copy_out(&self, addresses: &[u64], target: &mut [u8]) -> io::Result<usize>;
 

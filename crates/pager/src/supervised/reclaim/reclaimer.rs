@@ -143,7 +143,9 @@ impl Reclaimer {
     fn reclaim_to_watermark(&mut self) {
         let marks = self.watermarks();
         let is_awaited = !self.group.deferred.is_empty();
-        let is_above = self.group.resources.resident_bytes() > marks.start;
+        let resident = self.group.resources.resident_bytes();
+        let is_above = resident > marks.start;
+        self.surge.note(resident, &marks, Instant::now());
         if self.group.resources.take_search_wanted() {
             self.next_search = Instant::now();
         }

@@ -76,9 +76,58 @@ pub(crate) fn register(
             note_present(space, gate, piece, &present);
             lock(&space.managed).add(piece);
             space.protect_new(piece);
+            protect_zeros(space, attached, piece, &present);
         }
     }
     complete
+}
+
+/// Pages of zeros in a new range that may be written without waiting for room. More spares looking for them in small ranges,
+/// and exceeds the limit by more.
+const UNSEEN_ZEROS: u64 = 256;
+/// Requests that protect them, one for each part without other pages. More take longer at registration, and protect more
+/// where such pages and others alternate.
+const MOST_REQUESTS: usize = 1024;
+
+/// Protects the pages of zeros in a range that becomes managed: what was read before, which the kernel copies as it is written.
+fn protect_zeros(space: &AddressSpace, attached: &Attached, piece: PageRange, present: &RangeSet) {
+    let present = present.covered(piece);
+    if present.iter().map(|run| run.pages()).sum::<u64>() <= UNSEEN_ZEROS {
+        return;
+    }
+    let Ok(zeros) = Process::zero_pages(&*attached.inspector, piece) else {
+        return;
+    };
+    if zeros.pages() <= UNSEEN_ZEROS {
+        return;
+    }
+    for part in parts_of_zeros(piece, &present, &zeros) {
+        space.protect_zeros(part);
+    }
+}
+
+/// The parts of a range with pages of zeros and no other pages, the fullest ones if there are too many.
+fn parts_of_zeros(piece: PageRange, present: &[PageRange], zeros: &RangeSet) -> Vec<PageRange> {
+    let mut others = RangeSet::default();
+    for run in present {
+        zeros
+            .uncovered(*run)
+            .into_iter()
+            .for_each(|part| others.add(part));
+    }
+    let number = |part: PageRange| {
+        zeros
+            .covered(part)
+            .iter()
+            .map(|run| run.pages())
+            .sum::<u64>()
+    };
+    let parts = others.uncovered(piece).into_iter();
+    let mut parts: Vec<(u64, PageRange)> = parts.map(|part| (number(part), part)).collect();
+    parts.retain(|(zeros, _)| *zeros > 0);
+    parts.sort_by_key(|(zeros, _)| std::cmp::Reverse(*zeros));
+    parts.truncate(MOST_REQUESTS);
+    parts.into_iter().map(|(_, part)| part).collect()
 }
 
 /// Whether a range still lies in one mapping, as far as the kernel reports it. Registering a part of a

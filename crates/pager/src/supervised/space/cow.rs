@@ -17,6 +17,8 @@ pub(crate) struct CowProtection {
     pub write_protected: AtomicBool,
     /// The page after the last window that was unprotected, to detect sequential writers.
     pub written_to: AtomicU64,
+    /// Pages of zeros were protected, of which the first write takes memory.
+    pub protects_zeros: AtomicBool,
     /// What is managed and may not be protected, if that is known: it was copied in or unprotected since all was
     /// protected.
     writable: Mutex<Option<RangeSet>>,
