@@ -4,7 +4,7 @@ use crate::raw_client::RawClient;
 use crate::support::{MEMFOLD, MIB, Served, has, memfold, run};
 use memfold_testing::skip;
 use nix::sys::signal::Signal;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
@@ -108,18 +108,21 @@ fn stat_knows_a_disk_while_it_is_served() {
     let line = format!("disk {} (memfold {})", served.uri(), served.pid());
     assert!(status == 0 && text.contains(&line), "{text}");
     assert!(text.contains("8.0 MiB at 1.0:1"), "{text}");
-    // One line, then the disk ends and with it the watching.
+    // The header and a line, then the disk ends and with it the watching.
     let mut watching = Command::new(MEMFOLD);
     let watching = watching
         .args(["stat", "--watch", &served.pid()])
         .stdout(Stdio::piped());
     let mut watching = watching.spawn().expect("memfold runs");
-    std::thread::sleep(Duration::from_millis(300));
+    let stdout = watching.stdout.take().expect("a pipe");
+    let mut stdout = BufReader::new(stdout);
+    let mut text = String::new();
+    for _ in 0..2 {
+        stdout.read_line(&mut text).expect("a line");
+    }
     let pid = served.pid();
     served.end(Signal::SIGTERM);
-    let mut text = String::new();
-    let stdout = watching.stdout.take().expect("a pipe");
-    { stdout }.read_to_string(&mut text).expect("text");
+    stdout.read_to_string(&mut text).expect("text");
     assert!(watching.wait().expect("it ends").success());
     assert!(text.contains("disk nbd+unix:///?socket="), "{text}");
     let (status, text) = memfold(&["stat", &pid]);

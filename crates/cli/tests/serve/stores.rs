@@ -129,13 +129,14 @@ fn a_second_signal_ends_a_disk_whatever_it_waits_for() {
     // Pages are removed from the store at the end, for up to five seconds.
     remote.proxy.set(Passing::Held);
     remote.served.signal(Signal::SIGTERM);
-    std::thread::sleep(Duration::from_millis(500));
+    remote.served.wait_until_next_signal_ends_it();
     let began = Instant::now();
     remote.served.signal(Signal::SIGTERM);
+    // It would end by itself later, but by no signal.
     let ended_by = remote.served.wait_for_signal();
     let took = began.elapsed();
     assert_eq!(ended_by, Some(Signal::SIGTERM as i32));
-    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert!(took < Duration::from_secs(20), "{took:?}");
 }
 
 #[test]

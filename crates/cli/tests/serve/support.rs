@@ -68,6 +68,30 @@ impl Served {
         nix::sys::signal::kill(pid, signal).expect("it runs");
     }
 
+    /// Waits, once it was sent the first signal, until the next one ends it at once.
+    pub fn wait_until_next_signal_ends_it(&self) {
+        let tasks = format!("/proc/{}/task", self.pid());
+        let of_thread = |thread: &std::path::Path| {
+            let name = std::fs::read_to_string(thread.join("comm")).ok()?;
+            let status = std::fs::read_to_string(thread.join("status")).ok()?;
+            let mask = status
+                .lines()
+                .find_map(|line| line.strip_prefix("SigBlk:"))?;
+            let mask = u64::from_str_radix(mask.trim(), 16).ok()?;
+            let terminates = 1 << (nix::sys::signal::Signal::SIGTERM as i32 - 1);
+            Some(name == "signals\n" && mask & terminates == 0)
+        };
+        let began = Instant::now();
+        loop {
+            let mut threads = std::fs::read_dir(&tasks).expect("it runs").flatten();
+            if threads.any(|thread| of_thread(&thread.path()) == Some(true)) {
+                return;
+            }
+            assert!(began.elapsed() < Duration::from_secs(20), "it takes none");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Waits for its end.
     pub fn wait(&mut self) -> ExitStatus {
         self.child.wait().expect("it ends")
