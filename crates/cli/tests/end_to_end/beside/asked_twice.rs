@@ -1,6 +1,6 @@
 //! A run that is asked twice to end, ends.
 
-use crate::support::{Limits, MIB, Program, is_alive};
+use crate::support::{Limits, MIB, Program, is_alive, wait_until_taken};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs::{File, OpenOptions};
@@ -10,6 +10,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Duration, Instant};
 
 const MOMENT: Duration = Duration::from_millis(300);
+
+/// Sends a signal to memfold, and waits for longer than those of one request come in, from when this one is taken.
+fn send(memfold: Pid, signal: Signal) {
+    kill(memfold, signal).expect("it is sent");
+    wait_until_taken(memfold.as_raw(), signal);
+    std::thread::sleep(MOMENT);
+}
 
 #[test]
 fn a_second_sigterm_ends_a_program_that_ignores_it() {
@@ -22,17 +29,13 @@ fn a_second_sigterm_ends_a_program_that_ignores_it() {
     running.wait_for_output(6);
     let processes = running.processes();
     let root = Pid::from_raw(running.root());
-    let send = |signal| {
-        kill(root, signal).expect("it is sent");
-        std::thread::sleep(MOMENT);
-    };
     // An interactive program is interrupted as often as its user likes.
-    send(Signal::SIGINT);
-    send(Signal::SIGINT);
-    send(Signal::SIGINT);
+    for _ in 0..3 {
+        send(root, Signal::SIGINT);
+    }
     assert!(!running.has_ended());
     let began = Instant::now();
-    send(Signal::SIGTERM);
+    send(root, Signal::SIGTERM);
     let outcome = running.wait();
     let took = began.elapsed().saturating_sub(outcome.pause);
     assert!(took < Duration::from_secs(5), "it ended after {took:?}");
@@ -66,8 +69,7 @@ fn signals_are_taken_while_messages_cannot_be_written() {
     fill(pipe);
     let root = Pid::from_raw(running.id() as i32);
     for _ in 0..2 {
-        kill(root, Signal::SIGTERM).expect("it is sent");
-        std::thread::sleep(MOMENT);
+        send(root, Signal::SIGTERM);
     }
     let began = Instant::now();
     while running.try_wait().expect("it is asked").is_none() {

@@ -1,6 +1,6 @@
 //! Hard limits on descriptors that are too low for a run, or for all of its programs.
 
-use crate::support::{is_alive, memfold};
+use crate::support::{is_alive, memfold, wait_until_taken};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{BufRead, BufReader, Read};
@@ -94,6 +94,7 @@ fn a_run_with_too_few_descriptors_for_its_programs_can_be_ended() {
     let memfold = Pid::from_raw(child.id().cast_signed());
     for _ in 0..2 {
         kill(memfold, Signal::SIGTERM).expect("memfold is there");
+        wait_until_taken(memfold.as_raw(), Signal::SIGTERM);
         std::thread::sleep(Duration::from_millis(300));
     }
     let output_ended = end_of(child, Duration::from_secs(20));

@@ -21,6 +21,7 @@ pub use stranger::{OTHER, STRANGER, Stage, as_user};
 pub use terminal::Terminal;
 pub use tree::{
     Sample, children_of_thread, descendants, is_alive, is_runnable, wait_until_stopped,
+    wait_until_taken,
 };
 pub use turn::{Share, turn};
 

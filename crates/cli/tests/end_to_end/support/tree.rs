@@ -1,5 +1,6 @@
 //! The processes of a run and their memory, seen from outside through /proc.
 
+use nix::sys::signal::Signal;
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::fs;
@@ -132,6 +133,27 @@ pub fn wait_until_stopped(process: i32) {
             Some(_) if Instant::now() > deadline => panic!("process {process} does not stop"),
             Some(_) => thread::sleep(Duration::from_millis(1)),
         }
+    }
+}
+
+/// Waits until a process has taken a signal that it reads from a descriptor, or has ended: one that comes earlier is merged
+/// with it.
+pub fn wait_until_taken(process: i32, signal: Signal) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let is_pending = || {
+        let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+        let pending = status
+            .lines()
+            .find_map(|line| line.strip_prefix("ShdPnd:"))?;
+        let pending = u64::from_str_radix(pending.trim(), 16).ok()?;
+        Some(pending >> (signal as i32 - 1) & 1 == 1)
+    };
+    while is_pending() == Some(true) {
+        assert!(
+            Instant::now() < deadline,
+            "process {process} does not take {signal}"
+        );
+        thread::sleep(Duration::from_millis(1));
     }
 }
 
