@@ -162,16 +162,19 @@ fn a_static_shell_runs_as_always() {
 #[test]
 fn an_attached_program_has_no_descriptor_more() {
     beside!(&["busybox"]);
-    let with = |words: &[&str]| {
+    let with = |words: &[&str], wait: &str| {
         let mut command = Command::new(words[0]);
         command.args(&words[1..]).args(["busybox", "sh", "-c"]);
-        command.arg("sleep 1; grep Threads /proc/$$/status; ls /proc/$$/fd");
+        let show = "grep Threads /proc/$$/status; ls /proc/$$/fd";
+        command.arg(format!("{wait} {show}"));
         let output = command.output().expect("it runs");
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
-    let native = with(&["env"]);
+    let native = with(&["env"], "");
     let memfold = memfold().to_str().expect("a plain path");
-    let held = with(&[memfold, "run", "--limit", "64M", "--"]);
+    // For 20 s at most, until it has the library's thread, and that has closed what it began with.
+    let attached = "for i in $(seq 200); do grep -q Threads:.2 /proc/$$/status && break; sleep 0.1; done; sleep 0.3;";
+    let held = with(&[memfold, "run", "--limit", "64M", "--"], attached);
     assert_eq!(held, native.replace("Threads:\t1\n", "Threads:\t2\n"));
 }
 

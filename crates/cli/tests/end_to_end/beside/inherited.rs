@@ -66,8 +66,13 @@ fn ignored_signals_are_the_programs() {
 #[test]
 fn a_hang_up_that_is_ignored_does_not_end_what_is_left_behind() {
     beside!(&["sh", "env"]);
-    let script = "(sleep 1.2; echo done) & exit 0";
-    let child = start("exec env --ignore-signal=HUP", &["--", "sh", "-c", script]);
+    let script = "echo ready; (sleep 1.2; echo done) & exit 0";
+    let mut child = start("exec env --ignore-signal=HUP", &["--", "sh", "-c", script]);
+    // Until `env` is executed, a hang-up ends the shell.
+    let mut ready = [0; 6];
+    let output = child.stdout.as_mut().expect("its output");
+    output.read_exact(&mut ready).expect("it is ready");
+    assert_eq!(&ready, b"ready\n");
     let memfold = Pid::from_raw(child.id().cast_signed());
     for _ in 0..2 {
         std::thread::sleep(Duration::from_millis(400));
