@@ -5,6 +5,8 @@ use super::containers::{
     assert_tree_paged_out, device_option, number, printed, scripts,
 };
 use crate::support::{OTHER, STRANGER, Stage, compiled, find_program, skip};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -25,6 +27,7 @@ impl Podman {
     fn of(rootless: Option<u32>, programs: &[&Path]) -> Podman {
         let stage = Stage::new();
         stage.folder("podman", 0o755);
+        stage.folder("printed", 0o755);
         let podman = Podman { stage, rootless };
         let memfold = podman.stage.memfold();
         let output = podman.script("image").arg(memfold).args(programs).output();
@@ -46,13 +49,30 @@ impl Podman {
         command
     }
 
-    /// Runs a shell script in a container.
+    /// Runs a shell script in a container. What it prints comes by files of a folder of its own: Podman may lose what is
+    /// printed just before the end.
     fn run(&self, options: &[&str], script_of_shell: &str) -> Output {
-        self.script("run")
+        let folder = tempfile::tempdir_in(self.stage.path("printed")).expect("a folder");
+        let open = fs::Permissions::from_mode(0o777);
+        fs::set_permissions(folder.path(), open).expect("permissions");
+        let volume = format!("{}:/printed", folder.path().display());
+        let script = format!("({script_of_shell}\n) > /printed/output 2> /printed/errors");
+        let mut output = self
+            .script("run")
+            .args(["-v", &volume])
             .args(options)
-            .args([IMAGE, "sh", "-c", script_of_shell])
+            .args([IMAGE, "sh", "-c", &script])
             .output()
-            .expect("a container")
+            .expect("a container");
+        for (name, printed) in [
+            ("output", &mut output.stdout),
+            ("errors", &mut output.stderr),
+        ] {
+            // Podman's own are behind; without a container they are all.
+            let file = fs::read(folder.path().join(name)).unwrap_or_default();
+            printed.splice(0..0, file);
+        }
+        output
     }
 
     /// The same; it must succeed.
@@ -62,9 +82,7 @@ impl Podman {
 
     /// What a check of `doctor` says in a container of these options, with its remedy.
     fn doctor(&self, options: &[&str], check: &str) -> (String, String) {
-        // Podman 4.3 may lose what a container prints that ends at once.
-        let script = "memfold doctor --json; status=$?; sleep 0.3; exit $status";
-        let output = self.run(options, script);
+        let output = self.run(options, "memfold doctor --json");
         let found: serde_json::Value = serde_json::from_slice(&output.stdout)
             .unwrap_or_else(|error| panic!("{error}: {output:?}"));
         let checks = found["checks"].as_array().expect("checks");
