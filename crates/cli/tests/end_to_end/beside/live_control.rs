@@ -58,6 +58,9 @@ fn number(run: &Running, name: &str) -> u64 {
     run.statistics()[name].as_u64().expect("a number")
 }
 
+/// Statistics are of the last sample, which a busy machine takes late.
+const LATEST_SAMPLE: Duration = Duration::from_secs(30);
+
 /// What is resident once the statistics, which are of the last sample, show so much and do not change any more.
 fn settled_resident(run: &Running, at_least: u64) -> u64 {
     let began = Instant::now();
@@ -67,20 +70,19 @@ fn settled_resident(run: &Running, at_least: u64) -> u64 {
         if resident >= at_least && resident == before {
             return resident;
         }
-        assert!(began.elapsed() < Duration::from_secs(5), "{resident} bytes");
+        assert!(began.elapsed() < LATEST_SAMPLE, "{resident} bytes");
         before = resident;
         // Longer than from one sample to the next.
         std::thread::sleep(Duration::from_millis(300));
     }
 }
 
-/// Statistics are of the last sample, which a busy machine takes late.
 #[track_caller]
 fn assert_soon_at_most(run: &Running, most: u64) {
     let began = Instant::now();
     while number(run, "resident_bytes") > most {
         let waited = began.elapsed();
-        assert!(waited < Duration::from_secs(5), "{}", run.statistics());
+        assert!(waited < LATEST_SAMPLE, "{}", run.statistics());
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -116,9 +118,9 @@ fn memory_goes_out_on_command() {
     let before = settled_resident(&run, 200 * MIB);
     let text = done(&["reclaim", &program, "50M"]);
     assert!(text.contains("paged out"), "{text}");
-    let after = number(&run, "resident_bytes");
     // The program may have touched a few pages since.
-    assert!(after + 48 * MIB <= before, "from {before} to {after}");
+    assert_soon_at_most(&run, before - 48 * MIB);
+    let after = number(&run, "resident_bytes");
     assert!(after + 90 * MIB >= before, "from {before} to {after}");
     // A command that ends leaves what another one asks for.
     let mut long = Command::new(memfold())
@@ -131,7 +133,7 @@ fn memory_goes_out_on_command() {
     let status = long.wait().expect("it ends");
     assert!(status.success(), "{status}");
     done(&["reclaim", &program]);
-    assert!(number(&run, "resident_bytes") < 20 * MIB);
+    assert_soon_at_most(&run, 20 * MIB);
     let output = command(&["reclaim", &program, "500M"]);
     assert_eq!(output.status.code(), Some(1), "that much is not there");
     let outcome = ended(run);
