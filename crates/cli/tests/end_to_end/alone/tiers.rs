@@ -21,7 +21,7 @@ fn what_does_not_fit_goes_to_the_swap_file_and_comes_back() {
     assert!(limited.number("peak_file_bytes") > MIB as f64);
     assert_eq!(limited.number("file_errors"), 0.0);
     // Above it for moments, as the assertion on the limit allows, but never stuck there.
-    assert!(!limited.errors.contains("the limit is exceeded"));
+    limited.assert_no_warning_of_the_limit();
     assert!(limited.number("peak_pool_bytes") < limit as f64 * 0.6);
     assert_empty(folder.path());
 }

@@ -11,6 +11,7 @@ mod run;
 mod stranger;
 mod terminal;
 mod tree;
+mod watcher;
 
 pub use heartbeat::Heartbeat;
 pub use judge::{Verdict, judge};
