@@ -108,6 +108,11 @@ struct Packed {
     copy: Option<FileCopy>,
 }
 
+/// Whether a record has the length that its location says.
+fn is_as_long(record: &[u8], location: Location) -> bool {
+    record.len().div_ceil(UNIT) == units(location)
+}
+
 impl RemoteTier {
     /// The most bytes of a record: a backend need not accept a longer one from a store.
     pub const LONGEST_RECORD: usize = PAGE_SIZE + OVERHEAD;
@@ -291,7 +296,7 @@ impl RemoteTier {
         out: &mut Page,
         scratch: &mut Scratch,
     ) -> Result<(), Corruption> {
-        if record.len().div_ceil(UNIT) != units(stored.location()) {
+        if !is_as_long(&record, stored.location()) {
             return Err(Corruption::Forged);
         }
         self.records.open(stored, &mut record, out, scratch)
@@ -529,20 +534,24 @@ impl Tier for RemoteTier {
     }
 
     fn prefetch(&self, locations: &[Location]) {
-        let mut places: Vec<_> = locations.iter().map(|&one| Place::of(one)).collect();
+        let mut locations = locations.to_vec();
         {
             let ahead = lock(&self.ahead);
-            places.retain(|place| !ahead.has(*place));
+            locations.retain(|one| !ahead.has(Place::of(*one)));
         }
-        if places.len() < 2 || self.is_ending() {
+        if locations.len() < 2 || self.is_ending() {
             return;
         }
+        let places: Vec<_> = locations.iter().map(|one| Place::of(*one)).collect();
         // What fails is fetched again when it is loaded.
         let got = self.backend.get(&places);
         let mut ahead = lock(&self.ahead);
-        for (place, record) in places.into_iter().zip(got) {
-            if let Ok(Some(record)) = record {
-                ahead.insert(place, record);
+        for (location, record) in locations.into_iter().zip(got) {
+            // A longer one is forged, and would take more memory than it may.
+            if let Ok(Some(record)) = record
+                && is_as_long(&record, location)
+            {
+                ahead.insert(Place::of(location), record);
             }
         }
     }
