@@ -253,9 +253,8 @@ impl RemoteTier {
             sent.push(pages);
         }
         let outcomes = self.backend.put(&batches);
-        let now = self.backend.now();
+        self.health.note_store(&outcomes, self.backend.now());
         for ((batch, pages), outcome) in batches.iter().zip(sent).zip(outcomes) {
-            self.health.note_store(outcome, now);
             let copies = pages.iter().filter_map(|(.., copy)| *copy);
             let is_noted = {
                 let mut batches = lock(&self.batches);

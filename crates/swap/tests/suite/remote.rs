@@ -1,6 +1,8 @@
 //! The remote tier with a store that fails in every way: pages stay until they are acknowledged, and
 //! nothing but the right page ever comes back.
 
+mod trouble;
+
 use std::{
     cell::Cell,
     collections::HashMap,

@@ -43,10 +43,15 @@ impl Health {
         }
     }
 
-    /// Notes the outcome of a store.
-    pub(super) fn note_store(&self, outcome: Result<(), RemoteError>, now: Duration) {
+    /// Notes the outcomes of the batches of one call. The call is one try, which succeeds if any batch is stored: its
+    /// batches fail together, and servers that take theirs are not to wait for one that does not.
+    pub(super) fn note_store(&self, outcomes: &[Result<(), RemoteError>], now: Duration) {
+        let Some(last) = outcomes.last() else {
+            return;
+        };
+        let outcome = outcomes.iter().find(|one| one.is_ok()).unwrap_or(last);
         let mut state = lock(&self.0);
-        match outcome {
+        match *outcome {
             Ok(()) => {
                 state.failures = 0;
                 state.paused_until = Duration::ZERO;
