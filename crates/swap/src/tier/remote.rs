@@ -304,7 +304,7 @@ impl RemoteTier {
     /// Gets a record, waiting for a store that does not answer. `Err` if it did not for too long.
     fn fetch(&self, place: Place, patience: Duration) -> Result<Option<Vec<u8>>, RemoteError> {
         let started = self.backend.now();
-        let mut tries = 0;
+        let (mut tries, mut waiting) = (0, None);
         let got = loop {
             if self.is_ending() {
                 break Err(RemoteError::Unavailable("it is no longer waited for"));
@@ -314,20 +314,20 @@ impl RemoteTier {
                 Ok(record) => break Ok(record),
                 Err(error) => error,
             };
-            if tries == 0 {
-                self.health.begin_wait(error, self.backend.now());
-            }
             tries += 1;
-            let waited = self.backend.now().saturating_sub(started);
+            let now = self.backend.now();
+            waiting.get_or_insert_with(|| {
+                self.health.begin_wait(error, now);
+                now
+            });
+            let waited = now.saturating_sub(started);
             if waited >= patience {
                 break Err(error);
             }
             self.counters.retries.fetch_add(1, Relaxed);
             self.backend.sleep(pause_before(tries));
         };
-        if tries > 0 {
-            self.health.end_wait();
-        }
+        self.health.end_load(waiting, got.is_ok());
         got
     }
 

@@ -22,9 +22,8 @@ struct State {
     paused_until: Duration,
     /// Why the last of them failed.
     refusal: Option<RemoteError>,
-    /// Loads that wait for the store, and since when the longest has.
-    waiting: u64,
-    waiting_since: Duration,
+    /// Since when each load that waits for the store does.
+    waits: Vec<Duration>,
     last: Option<RemoteError>,
 }
 
@@ -37,7 +36,7 @@ impl Health {
     pub(super) fn is_paused(&self, now: Duration) -> Option<RemoteError> {
         let state = lock(&self.0);
         if now < state.paused_until {
-            state.last
+            state.refusal
         } else {
             None
         }
@@ -56,7 +55,7 @@ impl Health {
                 state.failures = 0;
                 state.paused_until = Duration::ZERO;
                 state.refusal = None;
-                if state.waiting == 0 {
+                if state.waits.is_empty() {
                     state.last = None;
                 }
             }
@@ -76,33 +75,55 @@ impl Health {
         (state.paused_until.saturating_sub(now), state.refusal)
     }
 
-    /// Notes that a load begins to wait.
-    pub(super) fn begin_wait(&self, error: RemoteError, now: Duration) {
+    /// Notes that a load waits since `since`.
+    pub(super) fn begin_wait(&self, error: RemoteError, since: Duration) {
         let mut state = lock(&self.0);
-        if state.waiting == 0 {
-            state.waiting_since = now;
-        }
-        state.waiting += 1;
+        state.waits.push(since);
         state.last = Some(error);
     }
 
-    /// Notes that it waits no longer.
-    pub(super) fn end_wait(&self) {
-        lock(&self.0).waiting -= 1;
+    /// Notes that a load ends, which waited since `waited` if at all. Once the store answers, and no other load waits,
+    /// there is no trouble but that of stores.
+    pub(super) fn end_load(&self, waited: Option<Duration>, is_answered: bool) {
+        let mut state = lock(&self.0);
+        if let Some(since) = waited
+            && let Some(index) = state.waits.iter().position(|one| *one == since)
+        {
+            state.waits.swap_remove(index);
+        }
+        if is_answered && state.waits.is_empty() {
+            state.last = state.refusal;
+        }
     }
 
     /// Loads that wait, for how long, and the last error.
     pub(super) fn waiting(&self, now: Duration) -> (u64, Duration, Option<RemoteError>) {
         let state = lock(&self.0);
-        let lasts = match state.waiting {
-            0 => Duration::ZERO,
-            _ => now.saturating_sub(state.waiting_since),
-        };
-        (state.waiting, lasts, state.last)
+        let first = state.waits.iter().min().copied().unwrap_or(now);
+        let count = state.waits.len() as u64;
+        (count, now.saturating_sub(first), state.last)
     }
 }
 
 /// The pause before try number `tries` of a load, from 1.
 pub(super) fn pause_before(tries: u32) -> Duration {
     (FIRST_RETRY * 2_u32.saturating_pow(tries.saturating_sub(1).min(16))).min(LONGEST_RETRY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_wait_is_of_a_load_that_still_waits() {
+        let (health, error) = (Health::default(), RemoteError::Full);
+        let at = Duration::from_secs;
+        health.begin_wait(error, at(1));
+        health.begin_wait(error, at(3));
+        assert_eq!(health.waiting(at(4)), (2, at(3), Some(error)));
+        health.end_load(Some(at(1)), true);
+        assert_eq!(health.waiting(at(4)), (1, at(1), Some(error)));
+        health.end_load(Some(at(3)), true);
+        assert_eq!(health.waiting(at(4)), (0, at(0), None));
+    }
 }

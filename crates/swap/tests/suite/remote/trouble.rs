@@ -77,3 +77,37 @@ impl RemoteBackend for OneFails {
         self.store.sleep(duration);
     }
 }
+
+#[test]
+fn trouble_is_over_once_no_load_waits() {
+    let mut world = World::new(File::None);
+    let stored = world.fill(1..3);
+    world.write_back();
+    world.store.arm(ModelFault::GetUnavailable, 1);
+    world.assert_all_right(&stored);
+    let usage = world.tier.usage();
+    assert_eq!((usage.retries, usage.trouble), (1, None));
+    // A store that takes no pages is in trouble all the same.
+    let more = world.fill(3..5);
+    world.store.arm(ModelFault::Full, u64::MAX);
+    world.write_back();
+    world.store.arm(ModelFault::GetUnavailable, 1);
+    world.assert_all_right(&stored);
+    assert_eq!(world.tier.usage().trouble, Some(RemoteError::Full));
+    let all: Vec<_> = stored.into_iter().chain(more).collect();
+    world.end(&all);
+}
+
+#[test]
+fn a_store_whose_copies_are_read_is_in_trouble_until_it_answers() {
+    let mut world = World::new(File::Copies);
+    let stored = world.fill(1..3);
+    world.write_back();
+    world.store.arm(ModelFault::GetUnavailable, 1);
+    world.assert_all_right(&stored[..1]);
+    assert_eq!(world.tier.usage().copies_read, 1);
+    assert!(world.tier.usage().trouble.is_some());
+    world.assert_all_right(&stored[1..]);
+    assert_eq!(world.tier.usage().trouble, None);
+    world.end(&stored);
+}
