@@ -10,6 +10,7 @@
 
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 
 int main(int count, char **arguments)
 {
@@ -19,6 +20,8 @@ int main(int count, char **arguments)
     unsigned long rounds = strtoul(arguments[2], NULL, 10);
     int result = open(arguments[3], O_WRONLY | O_CREAT | O_APPEND, 0600);
     uint64_t *memory = map_pages(pages);
+    /* A debugger may look at it. */
+    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
     if (result < 0)
         return 2;
     stamp_pages(memory, 0, pages, 1);

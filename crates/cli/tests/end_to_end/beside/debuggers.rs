@@ -1,6 +1,8 @@
 //! Programs whose memory a debugger reads while part of it is out.
 
+use crate::beside::crash::{send, verifier};
 use crate::support::{Limits, MIB, Program, compiled, find_program};
+use memfold_testing::store::{StoreServer, store_programs};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs::{self, File};
@@ -110,4 +112,45 @@ fn a_core_made_of_a_program_holds_all_its_pages() {
     // On busy CPUs reclaim may say, too, that it found nothing to page out.
     let warnings = outcome.errors.matches("is stopped by a debugger").count();
     assert_eq!(warnings, 1, "{}", outcome.errors);
+}
+
+#[test]
+fn a_debugger_raises_the_limit_by_what_comes_back_from_a_store() {
+    let [server, client] = store_programs();
+    beside!(&["cc", "gdb", "awk", server, client]);
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let server = StoreServer::start(folder.path(), &[]);
+    let result = folder.path().join("result");
+    let address = format!("valkey://127.0.0.1:{}", server.port);
+    let mut running = verifier(&result)
+        .memfold_options(["--remote", &address])
+        .timeout(Duration::from_secs(90))
+        .start(Limits::Total(24 * MIB));
+    running.wait_for_output(2);
+    let now = running.statistics();
+    let number = |value: &serde_json::Value| value.as_u64().expect("a number");
+    assert!(number(&now["remote_bytes"]) > MIB);
+    let process = number(&now["programs"][0]["pid"]);
+    let is_back = format!("awk '/RssAnon/ {{ exit $2 < 65536 }}' /proc/{process}/status");
+    let until_all_is_back =
+        format!("shell for i in $(seq 400); do {is_back} && exit; sleep 0.05; done");
+    let gdb = Command::new(find_program("gdb").expect("it is there"))
+        .args(["-nx", "-batch", "-p", &process.to_string()])
+        .args(["-ex", &until_all_is_back, "-ex", "detach"])
+        .stdin(Stdio::null())
+        .output()
+        .expect("gdb runs");
+    running.wait_for_output(running.output_so_far().len() + 1);
+    send(Signal::SIGTERM, running.root());
+    let outcome = running.wait();
+    assert_eq!(fs::read_to_string(&result).expect("the result"), "");
+    let (_, warning) = outcome
+        .errors
+        .split_once("brought back ")
+        .unwrap_or_else(|| panic!("{} {gdb:?}", outcome.errors));
+    let kilobytes = warning.split_whitespace().next();
+    let kilobytes: u64 = kilobytes.and_then(|one| one.parse().ok()).expect("a size");
+    // All but what was resident, and the program's own few pages.
+    assert!(kilobytes <= 65 * 1024, "{kilobytes} KiB came back");
+    assert!(kilobytes > 32 * 1024, "{kilobytes} KiB came back");
 }

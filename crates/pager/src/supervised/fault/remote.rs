@@ -50,11 +50,15 @@ impl RemoteFaults {
         self.arrived.notify_one();
     }
 
-    /// Queues a page that is to come back without a fault, unless many are queued.
-    pub(crate) fn recall(&self, space: &Arc<AddressSpace>, page: VirtualPage) {
+    /// Queues a page that is to come back without a fault. `false` if too many are queued.
+    pub(crate) fn recall(&self, space: &Arc<AddressSpace>, page: VirtualPage) -> bool {
         let mut queue = self.queue();
+        let is_it = |one: &RemoteFault| one.fault.page == page && Arc::ptr_eq(&one.space, space);
+        if queue.iter().any(is_it) {
+            return true;
+        }
         if queue.len() >= RECALLS {
-            return;
+            return false;
         }
         queue.push_back(RemoteFault {
             space: space.clone(),
@@ -68,6 +72,7 @@ impl RemoteFaults {
         });
         drop(queue);
         self.arrived.notify_one();
+        true
     }
 
     /// Takes a fault, waiting for one; `None` once `is_over`, which [`RemoteFaults::stop`] has looked

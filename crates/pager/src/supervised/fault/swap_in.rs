@@ -288,6 +288,11 @@ impl Filling<'_> {
         counters
             .pages_in
             .fetch_add(pages.len() as u64, Ordering::Relaxed);
+        if self.space.is_held() {
+            let stop = &self.space.stop;
+            stop.pages_in
+                .fetch_add(pages.len() as u64, Ordering::Relaxed);
+        }
         if pages.contains(&self.claim.faulting()) {
             counters.faults_swap_in.fetch_add(1, Ordering::Relaxed);
         }

@@ -40,6 +40,8 @@ pub(crate) struct StopState {
     found_stopped: AtomicBool,
     /// A tracer holds the program and may read its memory: nothing of it is paged out.
     pub held: AtomicBool,
+    /// Pages swapped in while it did, in all stops.
+    pub pages_in: AtomicU64,
     /// Time of the last command, in milliseconds since the supervisor's start.
     posted: AtomicU64,
     /// Current retry interval of the gate, in milliseconds.

@@ -4,6 +4,7 @@ use super::{GATE_PATIENCE, Governor};
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{PageState, StageIndex};
 use crate::supervised::fault::claim::{Claim, SWAP_IN_WINDOW};
+use crate::supervised::fault::service::FaultService;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::Inside;
 use crate::time::Instant;
@@ -17,6 +18,8 @@ pub(super) const SLICE: Duration = Duration::from_millis(4);
 const TRIES: u32 = 4;
 /// Page states visited between two checks of the deadline. More holds the gate for longer.
 const LOOKED_AT: usize = 1 << 15;
+/// Pause where too many pages on other machines are queued. Longer takes less CPU time, and lets the queue run empty.
+const FULL: Duration = Duration::from_micros(500);
 
 /// Progress of a recall.
 #[derive(Debug, Default)]
@@ -34,6 +37,8 @@ enum Next {
     Looked(VirtualPage),
     /// Swapped out, and claimed now.
     Claimed(VirtualPage, Claim),
+    /// On another machine, for which this thread may not wait.
+    Remote(VirtualPage),
     /// In the stage.
     Staged(VirtualPage, StageIndex),
     /// Claimed by another thread, which brings it in.
@@ -41,14 +46,13 @@ enum Next {
 }
 
 impl Governor {
-    /// Brings the pages of a range back until the deadline. Calls `about_to_come` with the number of
-    /// pages before they are swapped in. Pages of a batch in flight are skipped.
+    /// Brings the pages of a range back until the deadline. Pages of a batch in flight are skipped, and those on other
+    /// machines left to the threads that wait for them.
     pub(super) fn recall(
         &mut self,
         space: &Arc<AddressSpace>,
         range: PageRange,
         deadline: Instant,
-        about_to_come: impl Fn(u64),
     ) -> Recalled {
         let mut recalled = Recalled::default();
         let (mut start, mut tries) = (range.start, 0);
@@ -58,14 +62,28 @@ impl Governor {
                 return recalled;
             }
             let rest = PageRange { start, ..range };
-            let page = match find(space, rest, &mut recalled.is_incomplete) {
+            let page = match find(
+                &self.messages.service,
+                space,
+                rest,
+                &mut recalled.is_incomplete,
+            ) {
                 None => return recalled,
                 Some(Next::Looked(page)) => {
                     (start, tries) = (page, 0);
                     continue;
                 }
+                Some(Next::Remote(page)) => {
+                    (start, tries) = (page, 0);
+                    if self.recall_remote(space, page) {
+                        recalled.is_incomplete = true;
+                        start = page.plus(1);
+                    } else {
+                        crate::time::sleep(FULL);
+                    }
+                    continue;
+                }
                 Some(Next::Claimed(page, claim)) => {
-                    about_to_come(claim.pages() as u64);
                     self.messages.service.swap_in(space, claim);
                     page
                 }
@@ -94,6 +112,14 @@ impl Governor {
         recalled
     }
 
+    /// Queues a page on another machine. `false` if too many are queued.
+    fn recall_remote(&self, space: &Arc<AddressSpace>, page: VirtualPage) -> bool {
+        let remote = &self.group.remote;
+        remote
+            .as_ref()
+            .is_none_or(|remote| remote.faults.recall(space, page))
+    }
+
     /// Reads and applies pending events. `false` if the gate is not available.
     pub(super) fn read_events(&mut self, space: &Arc<AddressSpace>) -> bool {
         let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {
@@ -110,7 +136,12 @@ impl Governor {
 
 /// Finds the first page of a range that is not resident, and claims it. `None` if the gate is not
 /// available, or the program is gone. Notes whether moving pages were skipped.
-fn find(space: &AddressSpace, range: PageRange, skips: &mut bool) -> Option<Next> {
+fn find(
+    service: &FaultService,
+    space: &AddressSpace,
+    range: PageRange,
+    skips: &mut bool,
+) -> Option<Next> {
     let gate = space.shared_within(GATE_PATIENCE).ok()?;
     let mut found = Next::Looked(range.end);
     let mut looked = 0;
@@ -121,6 +152,10 @@ fn find(space: &AddressSpace, range: PageRange, skips: &mut bool) -> Option<Next
             return false;
         }
         match entry.load() {
+            PageState::Swapped(slot, _) if service.must_leave(slot) => {
+                found = Next::Remote(page);
+                false
+            }
             PageState::Swapped(..) => {
                 let end = page.plus(u64::from(SWAP_IN_WINDOW)).min(range.end);
                 let claim = Claim::of_range(space, &gate, PageRange { start: page, end });

@@ -102,7 +102,7 @@ impl Governor {
             start,
             ..request.range
         };
-        let recalled = self.recall(space, rest, deadline, |_| {});
+        let recalled = self.recall(space, rest, deadline);
         request.next = recalled.next.unwrap_or(request.range.start);
         let is_done = recalled.next.is_none() && self.finish(space, &request);
         (!is_done).then_some(request)
@@ -120,7 +120,7 @@ impl Governor {
             Some(true) => self.waiting.note_success(space.id),
             Some(false) => {
                 let everything = PageTable::everything();
-                self.recall(space, everything, deadline, |_| {});
+                self.recall(space, everything, deadline);
             }
             None => {
                 let step = look_patiently(self.handlers.clone(), space.clone());

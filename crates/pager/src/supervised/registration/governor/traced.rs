@@ -15,7 +15,6 @@ use crate::supervised::util::pace::Pace;
 use crate::sync::lock;
 use crate::time::Instant;
 use memfold_sys::thread;
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -66,7 +65,9 @@ struct Stop {
     since: Instant,
     /// Duration from which the program counts as held.
     held_after: Duration,
-    /// Pages brought back.
+    /// [`StopState::pages_in`](crate::supervised::space::stopped::StopState) at its beginning.
+    pages_in_before: u64,
+    /// Pages that came back since, as far as they are counted.
     pages: u64,
     /// Where to continue; `None` when all pages are back.
     next: Option<VirtualPage>,
@@ -131,6 +132,7 @@ impl Governor {
                         } else {
                             HELD_AFTER
                         },
+                        pages_in_before: space.stop.pages_in.load(Ordering::Relaxed),
                         pages: 0,
                         next: Some(VirtualPage(0)),
                         is_incomplete: false,
@@ -163,8 +165,19 @@ impl Governor {
         held.fetch_sub(stop.pages, Ordering::Relaxed);
     }
 
+    /// Adds the pages that came back since the last time to the allowance above the limit, whichever thread brought them
+    /// in: they stay as long as the stop lasts.
+    fn count(&self, space: &AddressSpace, stop: &mut Stop) {
+        let pages_in = space.stop.pages_in.load(Ordering::Relaxed);
+        let pages = pages_in - stop.pages_in_before;
+        let held = &self.group.held_pages;
+        held.fetch_add(pages - stop.pages, Ordering::Relaxed);
+        stop.pages = pages;
+    }
+
     /// One slice of a recall. Returns whether more is left.
     fn recall_for_tracer(&mut self, space: &Arc<AddressSpace>, stop: &mut Stop) -> bool {
+        self.count(space, stop);
         let Some(start) = stop.next else {
             // Pages of a batch in flight are recalled once the batch is settled. If the helper is in the gate, a takeover
             // settles it, and fails until the helper is stopped.
@@ -176,12 +189,8 @@ impl Governor {
         };
         let whole = PageTable::everything();
         let rest = PageRange { start, ..whole };
-        let (group, held) = (self.group.clone(), Cell::new(stop.pages));
-        let recalled = self.recall(space, rest, Instant::now() + SLICE, |pages| {
-            held.set(held.get() + pages);
-            group.held_pages.fetch_add(pages, Ordering::Relaxed);
-        });
-        stop.pages = held.get();
+        let recalled = self.recall(space, rest, Instant::now() + SLICE);
+        self.count(space, stop);
         stop.is_incomplete |= recalled.is_incomplete;
         stop.next = recalled.next;
         if stop.next.is_some() {

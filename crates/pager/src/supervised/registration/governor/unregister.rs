@@ -105,7 +105,6 @@ impl Governor {
                 ..range
             },
             Instant::now() + SLICE,
-            |_| {},
         );
         request.next = recalled.next.unwrap_or(range.start);
         let is_done = recalled.next.is_none() && self.finish(space, &request);
