@@ -119,17 +119,28 @@ impl Store {
     fn try_page(&self, address: &StoreAddress) -> Result<(), OpenError> {
         // Far from the numbers that a run reaches first; removed before the tier exists.
         let id = BatchId::from_raw((1 << 38) - 1);
-        let record = self.key(id).into_bytes();
-        let step = |doing: &str, outcome: Result<bool, RemoteError>| {
-            let reason = match outcome {
-                Ok(true) => return Ok(()),
-                Ok(false) => format!("{doing} a first page had no effect"),
-                Err(error) => format!("{doing} a first page failed: {error}"),
-            };
-            Err(OpenError::Unusable {
+        let whole = Removal {
+            batch: id,
+            pages: None,
+        };
+        self.try_batch(whole).map_err(|reason| {
+            // The page may have arrived, whatever failed. If this fails, too, it expires.
+            self.remove(&[whole]);
+            OpenError::Unusable {
                 address: address.clone(),
                 reason,
-            })
+            }
+        })
+    }
+
+    /// The same with the batch that is then removed. `Err` with what fails, and why.
+    fn try_batch(&self, whole: Removal) -> Result<(), String> {
+        let id = whole.batch;
+        let record = self.key(id).into_bytes();
+        let step = |doing: &str, outcome: Result<bool, RemoteError>| match outcome {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(format!("{doing} a first page had no effect")),
+            Err(error) => Err(format!("{doing} a first page failed: {error}")),
         };
         let batch = Batch {
             id,
@@ -150,10 +161,6 @@ impl Store {
         let got = got.map(|one| one.map(|found| found.as_ref() == Some(&record)));
         step("reading", one(got.collect()))?;
         step("renewing", one(self.renew(&[id])))?;
-        let whole = Removal {
-            batch: id,
-            pages: None,
-        };
         let page = Removal {
             pages: Some(1),
             ..whole

@@ -85,7 +85,7 @@ impl RemoteStore {
     ///
     /// # Errors
     ///
-    /// See [`OpenError`]. Nothing is left in the store then.
+    /// See [`OpenError`]. Nothing is left in the store then, unless it refuses removals: that expires.
     pub fn open(options: &Options) -> Result<Self, OpenError> {
         let least = options.patience.saturating_mul(2).max(SHORTEST_LIFE);
         if !(least..=LONGEST_LIFE).contains(&options.time_to_live) {

@@ -247,6 +247,26 @@ fn users_passwords_and_addresses_are_checked_at_the_start() {
 }
 
 #[test]
+fn a_store_that_cannot_be_used_keeps_no_page() {
+    let Some(folder) = folder() else { return };
+    let servers = [StoreServer::start(folder.path(), &[])];
+    let mut options = options(servers[0].port);
+    use_documented_user(&servers, &mut options);
+    for command in ["hmget", "pexpire", "hdel"] {
+        let set = |right: &str| {
+            let right = format!("{right}{command}");
+            servers[0].ask(&["ACL", "SETUSER", "memfold", &right])
+        };
+        assert_eq!(set("-"), "OK");
+        let error = RemoteStore::open(&options).unwrap_err();
+        assert!(matches!(error, OpenError::Unusable { .. }), "{error}");
+        assert_eq!(servers[0].ask(&["DBSIZE"]), "0", "without {command}");
+        assert_eq!(set("+"), "OK");
+    }
+    drop(RemoteStore::open(&options).unwrap());
+}
+
+#[test]
 fn tls_is_spoken_and_other_authorities_are_refused() {
     let Some(folder) = folder() else { return };
     certificates(folder.path());
