@@ -34,7 +34,10 @@ struct State {
     idle: Vec<Connection>,
     /// Failures in a row.
     failures: u32,
+    /// Set from a failure until the server answers again.
     resting_until: Option<Instant>,
+    /// A call tries the server after its rest.
+    is_probed: bool,
 }
 
 /// A server, and what is connected to it.
@@ -105,12 +108,22 @@ impl Connection {
     }
 }
 
+/// The one call that tries a server after its rest, until it is dropped.
+struct Probe<'a>(&'a Node);
+
+impl Drop for Probe<'_> {
+    fn drop(&mut self) {
+        self.0.state().is_probed = false;
+    }
+}
+
 /// Commands that were sent, until their answers are read. If it is dropped before, the connection is
 /// closed: an answer that comes late is never taken for another's.
 pub(crate) struct Exchange<'a> {
     node: &'a Node,
     connection: Connection,
     answers: Vec<AnswerSize>,
+    _probe: Option<Probe<'a>>,
 }
 
 impl Node {
@@ -138,26 +151,31 @@ impl Node {
         Ok(())
     }
 
-    fn connection(&self, deadline: Instant) -> Result<Connection, Failure> {
-        {
+    /// A connection. After a rest one call alone gets one, until it is over: a server that still does not answer holds
+    /// up no other.
+    fn connection(&self, deadline: Instant) -> Result<(Connection, Option<Probe<'_>>), Failure> {
+        let probe = {
             let mut state = self.state();
             if let Some(connection) = state.idle.pop() {
-                return Ok(connection);
+                return Ok((connection, None));
             }
-            if state
-                .resting_until
-                .is_some_and(|until| Instant::now() < until)
-            {
+            let rests = |until| state.is_probed || Instant::now() < until;
+            if state.resting_until.is_some_and(rests) {
                 let reason = "the store cannot be reached";
                 return Err(Failure::Connection(RemoteError::Unavailable(reason)));
             }
-        }
+            state.is_probed = state.resting_until.is_some();
+            state.is_probed.then(|| Probe(self))
+        };
         // Where nothing is left of a call's time, the server is not to blame.
         left_until(deadline).map_err(|error| of_connection(&error.into()))?;
-        Connection::open(self, deadline).map_err(|error| {
-            self.rest();
-            of_connection(&error)
-        })
+        match Connection::open(self, deadline) {
+            Ok(connection) => Ok((connection, probe)),
+            Err(error) => {
+                self.rest();
+                Err(of_connection(&error))
+            }
+        }
     }
 
     /// Notes that a connection failed: those beside it most likely will, too. Where the server was too
@@ -184,12 +202,13 @@ impl Node {
         commands: &Commands,
         deadline: Instant,
     ) -> Result<Exchange<'_>, Failure> {
-        let mut connection = self.connection(deadline)?;
+        let (mut connection, probe) = self.connection(deadline)?;
         match connection.send(&commands.bytes, deadline) {
             Ok(()) => Ok(Exchange {
                 node: self,
                 connection,
                 answers: commands.answers.clone(),
+                _probe: probe,
             }),
             Err(error) => Err(self.failed(&error.into())),
         }
@@ -215,5 +234,74 @@ impl Exchange<'_> {
             state.idle.push(self.connection);
         }
         Ok(answers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Options;
+    use std::{
+        io::Read,
+        net::{TcpListener, TcpStream},
+        sync::Barrier,
+        thread::{scope, sleep},
+    };
+
+    fn ping(node: &Node, within: Duration) -> Result<Vec<Value>, Failure> {
+        let deadline = Instant::now() + within;
+        let mut commands = Commands::default();
+        commands.push(&cmd("PING"), AnswerSize::SHORT);
+        node.send(&commands, deadline)?.answers(deadline)
+    }
+
+    /// Connections made since the last call.
+    fn accepted(listener: &TcpListener) -> Vec<TcpStream> {
+        listener.set_nonblocking(true).expect("a socket");
+        listener.incoming().map_while(Result::ok).collect()
+    }
+
+    #[test]
+    fn one_call_tries_a_server_after_its_rest() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("its address").port();
+        let address = format!("valkey://127.0.0.1:{port}").parse();
+        let options = Options::new(address.expect("an address"));
+        let access = Access::of(&options).expect("no certificates");
+        let node = Node::new(&options.address.servers[0], &Arc::new(access));
+        assert!(ping(&node, Duration::from_millis(200)).is_err());
+        assert_eq!(accepted(&listener).len(), 1);
+
+        // The server accepts connections, and does not answer.
+        sleep(FIRST_REST);
+        let barrier = Barrier::new(2);
+        scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    barrier.wait();
+                    assert!(ping(&node, Duration::from_secs(1)).is_err());
+                });
+            }
+        });
+        assert_eq!(accepted(&listener).len(), 1);
+
+        // One that answers is used by all.
+        sleep(2 * FIRST_REST);
+        scope(|scope| {
+            scope.spawn(|| {
+                listener.set_nonblocking(false).expect("a socket");
+                for _ in 0..2 {
+                    let (mut stream, _) = listener.accept().expect("a connection");
+                    let command = cmd("PING").get_packed_command();
+                    stream
+                        .read_exact(&mut vec![0; command.len()])
+                        .expect("PING");
+                    stream.write_all(b"+PONG\r\n").expect("an answer");
+                }
+            });
+            ping(&node, Duration::from_secs(10)).expect("an answer");
+            node.state().idle.clear();
+            ping(&node, Duration::from_secs(10)).expect("an answer");
+        });
     }
 }
