@@ -389,7 +389,8 @@ impl RemoteTier {
 
 impl RemoteTier {
     /// Loads a page from the store, or else from its copy in the file. The store is waited for only if
-    /// the copy cannot be read either.
+    /// the copy cannot be read either. After a load that it did not answer it is not asked first, until it answers
+    /// [`maintain`](Self::maintain): each call could take as long as a store that hangs is waited for.
     fn load_either(
         &self,
         file: &FileTier,
@@ -398,12 +399,21 @@ impl RemoteTier {
         out: &mut Page,
         scratch: &mut Scratch,
     ) -> Result<(), LoadError> {
+        if self.health.not_returned().is_some()
+            && let Some(Ok(())) = self.load_copy(file, stored, out, scratch)
+        {
+            return Ok(());
+        }
         let remote = self.load_remote(Duration::ZERO, stored, out, scratch);
         if remote.is_ok() {
             return Ok(());
         }
         let copy = self.load_copy(file, stored, out, scratch);
         match (remote, copy) {
+            (Err(LoadError::Tier { .. }), Some(Ok(()))) => {
+                self.health.note_not_returned(Place::of(stored.location()));
+                Ok(())
+            }
             (_, Some(Ok(()))) => Ok(()),
             (Err(LoadError::Tier { .. }), _) if !patience.is_zero() => {
                 self.load_remote(patience, stored, out, scratch)
@@ -538,7 +548,9 @@ impl Tier for RemoteTier {
             let ahead = lock(&self.ahead);
             locations.retain(|one| !ahead.has(Place::of(*one)));
         }
-        if locations.len() < 2 || self.is_ending() {
+        // Copies are read first then.
+        let is_away = self.health.not_returned().is_some();
+        if locations.len() < 2 || is_away || self.is_ending() {
             return;
         }
         let places: Vec<_> = locations.iter().map(|one| Place::of(*one)).collect();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     sync::{Mutex, lock},
-    tier::remote::backend::RemoteError,
+    tier::remote::backend::{Place, RemoteError},
 };
 
 /// Pauses of stores after the first failure, and the longest. Longer spares a store in trouble, and
@@ -25,6 +25,8 @@ struct State {
     /// Since when each load that waits for the store does.
     waits: Vec<Duration>,
     last: Option<RemoteError>,
+    /// What the store did not return, and a copy did: copies are read first until the store returns it.
+    not_returned: Option<Place>,
 }
 
 /// The store's health, by what it last did.
@@ -94,6 +96,21 @@ impl Health {
         if is_answered && state.waits.is_empty() {
             state.last = state.refusal;
         }
+    }
+
+    /// Notes that a copy was read in place of what the store did not return.
+    pub(super) fn note_not_returned(&self, place: Place) {
+        lock(&self.0).not_returned.get_or_insert(place);
+    }
+
+    /// Notes that the store returns what it did not.
+    pub(super) fn note_returned(&self) {
+        lock(&self.0).not_returned = None;
+    }
+
+    /// What the store did not return when it was last asked.
+    pub(super) fn not_returned(&self) -> Option<Place> {
+        lock(&self.0).not_returned
     }
 
     /// Loads that wait, for how long, and the last error.

@@ -44,6 +44,7 @@ impl RemoteTier {
     /// removal that fails: a store in trouble takes long for each. Returns whether all of it was done.
     pub fn maintain(&self, is_over: &dyn Fn() -> bool) -> bool {
         let mut is_done = self.renew(is_over);
+        self.ask_again();
         let mut left = lock(&self.batches).left_to_remove();
         while left > 0 {
             if is_over() {
@@ -60,6 +61,18 @@ impl RemoteTier {
             }
         }
         is_done
+    }
+
+    /// Asks for what the store did not return. Once it answers, loads ask it first again.
+    fn ask_again(&self) {
+        let Some(place) = self.health.not_returned() else {
+            return;
+        };
+        let got = self.backend.get(&[place]).pop();
+        if let Some(Ok(_)) = got {
+            self.health.note_returned();
+            self.health.end_load(None, true);
+        }
     }
 
     /// Removes up to `count` batches, or pages of them, that were freed. Returns whether all of these are gone.
