@@ -3,7 +3,7 @@
 use crate::PAGE_SIZE;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 use rustix::process::Resource;
 use std::io;
 use std::mem::ManuallyDrop;
@@ -50,18 +50,43 @@ impl Mapping {
         Mapping::at(start, length)
     }
 
+    /// Like [`Mapping::anonymous`], for a mapping of which only a part will ever be touched. Where the process locks what
+    /// it maps (`mlockall`), each page is locked when it is touched, and none is populated beforehand.
+    pub fn sparse(length: usize) -> io::Result<Mapping> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let (anywhere, none) = (std::ptr::null_mut(), ProtFlags::empty());
+        // SAFETY: a new mapping, at an address that the kernel chooses, replaces none.
+        let start = unsafe { rustix::mm::mmap_anonymous(anywhere, length, none, flags)? };
+        let mapping = Mapping::at(start, length)?;
+        // SAFETY: the whole mapping, which has no memory yet.
+        unsafe {
+            if is_locked(mapping.start, length) {
+                lock_on_fault(mapping.start, length)?;
+            }
+        }
+        mapping.give_access()
+    }
+
+    /// Makes a mapping that is inaccessible yet readable and writable, which populates one that is locked.
+    fn give_access(self) -> io::Result<Mapping> {
+        let access = MprotectFlags::READ | MprotectFlags::WRITE;
+        // SAFETY: the whole mapping, to which there is no reference yet.
+        unsafe { rustix::mm::mprotect(self.start.as_ptr().cast(), self.length, access)? };
+        Ok(self)
+    }
+
     fn at(start: *mut std::ffi::c_void, length: usize) -> io::Result<Mapping> {
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Mapping { start, length })
     }
 
-    /// Like [`Mapping::anonymous`], of whole pages, and beginning at a multiple of `alignment`, which
+    /// Like [`Mapping::sparse`], of whole pages, and beginning at a multiple of `alignment`, which
     /// is a power of two and pages too.
     pub fn aligned(length: usize, alignment: usize) -> io::Result<Mapping> {
         let whole = length
             .checked_add(alignment)
             .ok_or(io::ErrorKind::OutOfMemory)?;
-        let mapping = ManuallyDrop::new(Self::anonymous(whole)?);
+        let mapping = ManuallyDrop::new(Self::sparse(whole)?);
         let before = mapping.start.align_offset(alignment);
         // SAFETY: both ends lie in the mapping made just now, outside what is kept of it.
         unsafe {
@@ -81,6 +106,18 @@ impl Mapping {
         let start =
             unsafe { rustix::mm::mmap(anywhere, length, READ_WRITE, flags, descriptor, 0)? };
         Mapping::at(start, length)
+    }
+
+    /// Like [`Mapping::shared`], but neither locked nor populated where the process locks what it maps.
+    pub fn shared_unlocked(descriptor: &impl AsFd, length: usize) -> io::Result<Mapping> {
+        let (anywhere, none) = (std::ptr::null_mut(), ProtFlags::empty());
+        let flags = MapFlags::SHARED;
+        // SAFETY: a new mapping, at an address that the kernel chooses, replaces none.
+        let start = unsafe { rustix::mm::mmap(anywhere, length, none, flags, descriptor, 0)? };
+        let mapping = Mapping::at(start, length)?;
+        // SAFETY: locks nothing, and changes no byte.
+        unsafe { rustix::mm::munlock(start, length)? };
+        mapping.give_access()
     }
 
     /// Maps `length` bytes of a descriptor shared, right behind a private page: what the other side of the
@@ -142,6 +179,33 @@ pub unsafe fn discard(start: NonNull<u8>, length: usize) -> io::Result<()> {
             done => done,
         }
     }
+}
+
+/// Whether a range that has no memory yet is locked.
+///
+/// # Safety
+/// The page-aligned range is a mapping's.
+unsafe fn is_locked(start: NonNull<u8>, length: usize) -> bool {
+    // The kernel refuses this advice for locked memory; of none there is nothing to do.
+    // SAFETY: the caller's promise; the advice changes no contents.
+    let advised = unsafe { advise(start, length, libc::MADV_COLD) };
+    advised.is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL))
+}
+
+/// Has each page of a locked range locked when it is touched, or the range unlocked where its memory could not be freed
+/// otherwise.
+///
+/// # Safety
+/// The page-aligned range is a mapping's.
+unsafe fn lock_on_fault(start: NonNull<u8>, length: usize) -> io::Result<()> {
+    let start = start.as_ptr().cast();
+    // SAFETY: the caller's promise; no contents change.
+    unsafe {
+        if !kernel_frees_locked() || libc::mlock2(start, length, libc::MLOCK_ONFAULT) != 0 {
+            rustix::mm::munlock(start, length)?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether this kernel frees memory that stays locked (`MADV_DONTNEED_LOCKED`, Linux 5.18).

@@ -4,7 +4,8 @@
 use crate::PAGE_SIZE;
 use crate::memory::Mapping;
 use rustix::mm::{
-    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
+    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munlock,
+    munmap,
 };
 use std::ffi::c_void;
 use std::io;
@@ -14,7 +15,8 @@ use std::ptr::NonNull;
 /// A range of addresses of its own, aligned, unmapped on drop. Its head is memory; what rounding
 /// adds behind it cannot be touched.
 ///
-/// The range is not inherited by forked children: there its addresses are unmapped.
+/// The range is not inherited by forked children: there its addresses are unmapped. Nor is it locked where the process
+/// locks what it maps (`mlockall(MCL_FUTURE)`): the kernel would populate all of it, and not let its pages go.
 #[derive(Debug)]
 pub struct Reservation {
     start: NonNull<u8>,
@@ -66,6 +68,8 @@ impl Reservation {
                 let _ = munmap(start.byte_add(reserved), behind);
             }
             let _ = madvise(start, reserved, Advice::LinuxDontFork);
+            // Before there is access, which populates what is locked.
+            let _ = munlock(start, reserved);
             start
         };
         Ok(Reservation {
@@ -129,7 +133,9 @@ impl Reservation {
                 file,
                 0,
             )?;
-            Ok(madvise(self.address(), self.length, Advice::LinuxDontFork)?)
+            madvise(self.address(), self.length, Advice::LinuxDontFork)?;
+            // As in `new`: this is another mapping.
+            Ok(munlock(self.address(), self.length)?)
         }
     }
 }

@@ -136,7 +136,7 @@ impl Area {
             pages,
             blocks,
             gate: RwLock::new(Some(mapping)),
-            states: Mapping::anonymous((pages * size_of::<Entry>()).next_multiple_of(PAGE_SIZE))?,
+            states: Mapping::sparse((pages * size_of::<Entry>()).next_multiple_of(PAGE_SIZE))?,
             chunks: (0..pages.div_ceil(CHUNK))
                 .map(|_| AtomicU32::new(0))
                 .collect(),

@@ -82,7 +82,7 @@ impl Blocks {
             )
         })?;
         let file = sealed_file(mapping.length())?;
-        let alias = Mapping::shared(&file, mapping.length())?;
+        let alias = Mapping::shared_unlocked(&file, mapping.length())?;
         dont_fork(&alias)?;
         mapping.make_view(&file)?;
         let count = pages.div_ceil(block_pages);
@@ -93,7 +93,7 @@ impl Blocks {
             pages,
             block_pages,
             states: (0..count).map(|_| AtomicU8::new(OUT)).collect(),
-            slots: Mapping::anonymous(slot_bytes)?,
+            slots: Mapping::sparse(slot_bytes)?,
         };
         BLOCKS.fetch_add(count, Ordering::Relaxed);
         Ok(blocks)
