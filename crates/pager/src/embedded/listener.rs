@@ -8,11 +8,13 @@ use super::engine_state::EngineState;
 use super::remote_queue::PAUSE;
 use super::worker;
 use crate::sync::lock;
-use memfold_sys::PAGE_SIZE;
+use memfold_sys::memory::discard;
 use memfold_sys::process::{Process, own_id};
 use memfold_sys::signal::die;
 use memfold_sys::thread;
 use memfold_sys::uffd::{EVENT_PAGEFAULT, Message};
+use memfold_sys::{Errno, PAGE_SIZE};
+use std::ptr::NonNull;
 
 /// Faults between two samples, at least and at most. More costs fewer reads of /proc, and follows a
 /// change of CPU later.
@@ -65,6 +67,23 @@ fn stop_page(engine: &EngineState) -> usize {
     engine.stage.start().as_ptr() as usize + engine.stage.length() - PAGE_SIZE
 }
 
+/// Fills the page of a fault in the stage, which the program populates where it locks all memory (`mlockall`). Then no
+/// victim can be moved to that place until the next batch of its worker has emptied it. Returns whether the
+/// fault was [`stop`]'s.
+fn serve_stage(engine: &EngineState, address: usize) -> bool {
+    let page = address - address % PAGE_SIZE;
+    let start = engine.stage.start().as_ptr() as usize;
+    if !(start..start + engine.stage.length()).contains(&page) {
+        return false;
+    }
+    let is_filled = match engine.uffd().zero(page as u64, PAGE_SIZE as u64) {
+        Ok(()) => true,
+        Err(partial) => partial.errno == Errno::EEXIST,
+    };
+    // Looked at after the page was filled: `stop` empties it later if the engine was not stopping yet.
+    is_filled && page == stop_page(engine) && engine.is_stopping()
+}
+
 /// Serves faults until the engine is dropped.
 pub(super) fn run(engine: &EngineState) {
     let uffd = engine.uffd();
@@ -88,11 +107,6 @@ pub(super) fn run(engine: &EngineState) {
                 continue;
             }
             let address = message.exact_fault_address() as usize;
-            if address / PAGE_SIZE == stop_page(engine) / PAGE_SIZE {
-                let _ = uffd.zero(stop_page(engine) as u64, PAGE_SIZE as u64);
-                stopped = true;
-                continue;
-            }
             let faulting = message.fault_thread();
             let listening = lock(&engine.listening);
             // The message may be older than an unmap: nothing, or an area of another engine, may be there.
@@ -102,6 +116,7 @@ pub(super) fn run(engine: &EngineState) {
                 follower.follow(faulting);
             }
             drop(listening);
+            stopped |= serve_stage(engine, address);
             match served {
                 Served::Done => {}
                 Served::Asked => continue,
@@ -114,8 +129,100 @@ pub(super) fn run(engine: &EngineState) {
     }
 }
 
-/// Stops the listener, which may be waiting for a fault, by a fault.
+/// Stops the listener, which may be waiting for a fault, by a fault. The engine is stopping already.
 pub(super) fn stop(engine: &EngineState) {
+    let page = stop_page(engine) as *mut u8;
     // SAFETY: a page of the stage, which lives as long as `engine` and is used for nothing else.
-    unsafe { (stop_page(engine) as *const u8).read_volatile() };
+    unsafe {
+        // The program may have populated it.
+        if let Some(page) = NonNull::new(page) {
+            let _ = discard(page, PAGE_SIZE);
+        }
+        page.read_volatile();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::limits::WORKERS;
+    use super::super::{Config, Engine, Error, Mode};
+    use super::*;
+    use crate::Limit;
+    use memfold_swap::Algorithm;
+    use memfold_testing::skip;
+    use std::sync::Arc;
+    use std::sync::mpsc::{RecvTimeoutError, channel};
+    use std::time::Duration;
+
+    /// `None` on a host without userfaultfd.
+    fn engine() -> Option<Arc<Engine>> {
+        let engine = Engine::new(&Config {
+            limit: Limit {
+                total_bytes: Some(24 << 20),
+                resident_bytes: None,
+            },
+            algorithm: Algorithm::Lz4,
+            checksum: true,
+            mode: Some(Mode::Thread),
+            readahead: false,
+            remote: None,
+        });
+        match engine {
+            Err(error @ Error::ModeUnavailable { .. }) => {
+                skip(&error.to_string());
+                None
+            }
+            engine => Some(Arc::new(engine.unwrap())),
+        }
+    }
+
+    /// Ends the process if this takes long.
+    fn watched(run: impl FnOnce()) {
+        let (done, watch) = channel::<()>();
+        let watch = std::thread::spawn(move || {
+            let waited = watch.recv_timeout(Duration::from_secs(20));
+            if waited == Err(RecvTimeoutError::Timeout) {
+                eprintln!("the listener hangs");
+                std::process::abort();
+            }
+        });
+        run();
+        drop(done);
+        watch.join().unwrap();
+    }
+
+    /// As `mlockall` populates it, with all other memory.
+    #[test]
+    fn a_stage_that_the_program_populates_is_used_again() {
+        const PAGES: usize = 512;
+        let Some(engine) = engine() else { return };
+        watched(|| {
+            let region = engine.map(PAGES * PAGE_SIZE).unwrap();
+            let word = |page: usize| {
+                // SAFETY: of the region, which this thread alone uses.
+                unsafe { region.start().cast::<u64>().add(page * PAGE_SIZE / 8) }
+            };
+            for page in 0..PAGES {
+                // SAFETY: as above.
+                unsafe { word(page).write_volatile(page as u64 + 1) };
+            }
+            let stage = &engine.state().stage;
+            for offset in (0..stage.length()).step_by(PAGE_SIZE) {
+                // SAFETY: of the stage; any byte is a value.
+                let byte = unsafe { stage.start().add(offset).read_volatile() };
+                assert_eq!(byte, 0);
+            }
+            // Each worker empties its part of the stage by a batch that stays.
+            for _ in 0..=WORKERS {
+                region.page_out(0..region.length()).unwrap();
+            }
+            assert_eq!(region.resident_bytes(), 0);
+            for page in 0..PAGES {
+                // SAFETY: of the region, as above.
+                assert_eq!(unsafe { word(page).read_volatile() }, page as u64 + 1);
+            }
+            drop(region);
+            drop(engine);
+        });
+    }
 }
