@@ -379,10 +379,10 @@ impl EngineState {
             // A relaxation of the limit may have expired.
             self.refresh_account();
             if self.account.is_below_low() {
-                let mut worker = worker::take();
                 while !self.account.is_at_high() && !self.is_stopping() {
                     self.wait_for_store();
-                    if self.reclaim_batch(&mut worker) == 0 {
+                    // One for each batch: a new engine may wait for each worker.
+                    if self.reclaim_batch(&mut worker::take()) == 0 {
                         fruitless = true;
                         break;
                     }

@@ -14,7 +14,7 @@ use std::cell::UnsafeCell;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 /// Bytes of a worker's stack. LZ4 takes 16 KiB of it; unoptimised builds take several times more.
 const STACK: usize = 512 << 10;
@@ -91,6 +91,9 @@ impl Worker {
 
 struct WorkerSlot {
     taken: AtomicBool,
+    /// Threads that wait for this worker: no other takes it meanwhile. A thread that works without end takes the same one
+    /// again as soon as it has given it back.
+    wanted: AtomicU32,
     worker: UnsafeCell<Worker>,
 }
 
@@ -129,19 +132,65 @@ impl WorkerPool {
             return Ok(());
         }
         for slot in &self.slots {
-            for attempt in 0.. {
-                if !slot.taken.swap(true, Ordering::Acquire) {
-                    break;
-                }
-                pause(attempt);
-            }
-            let mut worker = WorkerGuard { slot };
+            let mut worker = slot.take_this();
             if !worker.scratch.prepare_loads() {
                 return Err(io::ErrorKind::OutOfMemory.into());
             }
         }
         self.loads.store(true, Ordering::Release);
         Ok(())
+    }
+
+    fn new() -> io::Result<WorkerPool> {
+        let slot = |number| {
+            Ok(WorkerSlot {
+                taken: AtomicBool::new(false),
+                wanted: AtomicU32::new(0),
+                worker: UnsafeCell::new(Worker::new(number)?),
+            })
+        };
+        Ok(WorkerPool {
+            owner: Owner::this(),
+            loads: AtomicBool::new(false),
+            slots: (0..WORKERS).map(slot).collect::<io::Result<_>>()?,
+        })
+    }
+
+    fn take(&'static self) -> WorkerGuard {
+        // The worker last used on this CPU, whose buffers are in the CPU's cache.
+        let mut index = memfold_sys::thread::current_cpu() % WORKERS;
+        let mut looks = 0;
+        loop {
+            let slot = &self.slots[index];
+            let is_free = !slot.taken.load(Ordering::Relaxed);
+            if is_free && slot.wanted.load(Ordering::Relaxed) == 0 && slot.try_take() {
+                return WorkerGuard { slot };
+            }
+            index = (index + 1) % WORKERS;
+            looks += 1;
+            if looks % WORKERS == 0 {
+                pause((looks / WORKERS) as u32);
+            }
+        }
+    }
+}
+
+impl WorkerSlot {
+    fn try_take(&self) -> bool {
+        !self.taken.swap(true, Ordering::Acquire)
+    }
+
+    /// Waits for this worker.
+    fn take_this(&'static self) -> WorkerGuard {
+        self.wanted.fetch_add(1, Ordering::Relaxed);
+        for attempt in 0.. {
+            if self.try_take() {
+                break;
+            }
+            pause(attempt);
+        }
+        self.wanted.fetch_sub(1, Ordering::Relaxed);
+        WorkerGuard { slot: self }
     }
 }
 
@@ -150,21 +199,7 @@ fn make() -> io::Result<()> {
     if pool().is_some_and(|pool| pool.owner.is_here()) {
         return Ok(());
     }
-    let slots = (0..WORKERS)
-        .map(|number| {
-            Ok(WorkerSlot {
-                taken: AtomicBool::new(false),
-                worker: UnsafeCell::new(Worker::new(number)?),
-            })
-        })
-        .collect::<io::Result<Vec<_>>>()?;
-    let owner = Owner::this();
-    let loads = AtomicBool::new(false);
-    let fresh = WorkerPool {
-        owner,
-        loads,
-        slots,
-    };
+    let fresh = WorkerPool::new()?;
     let fresh = Box::into_raw(Box::new(fresh));
     let set = POOL.compare_exchange(before, fresh, Ordering::AcqRel, Ordering::Acquire);
     if set.is_err() {
@@ -185,21 +220,8 @@ pub(super) struct WorkerGuard {
 /// # Panics
 /// If there are none: [`prepare`] was not called.
 pub(super) fn take() -> WorkerGuard {
-    let WorkerPool { slots, .. } = pool().expect("workers are prepared by every engine");
-    // The worker last used on this CPU, whose buffers are in the CPU's cache.
-    let mut index = memfold_sys::thread::current_cpu() % WORKERS;
-    let mut looks = 0;
-    loop {
-        let slot = &slots[index];
-        if !slot.taken.load(Ordering::Relaxed) && !slot.taken.swap(true, Ordering::Acquire) {
-            return WorkerGuard { slot };
-        }
-        index = (index + 1) % WORKERS;
-        looks += 1;
-        if looks % WORKERS == 0 {
-            pause((looks / WORKERS) as u32);
-        }
-    }
+    let pool = pool().expect("workers are prepared by every engine");
+    pool.take()
 }
 
 impl Deref for WorkerGuard {
@@ -221,5 +243,37 @@ impl DerefMut for WorkerGuard {
 impl Drop for WorkerGuard {
     fn drop(&mut self) {
         self.slot.taken.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memfold_sys::thread::{allowed_cpus, nap, pin_to};
+    use std::time::Duration;
+
+    #[test]
+    fn a_worker_that_is_always_in_use_is_prepared_for_loads() {
+        const MOST: u32 = 200;
+        let pool: &WorkerPool = Box::leak(Box::new(WorkerPool::new().unwrap()));
+        let done = AtomicBool::new(false);
+        let taken = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // So that it takes the same worker each time.
+                let _ = pin_to(allowed_cpus()[0]);
+                while !done.load(Ordering::Relaxed) && taken.load(Ordering::Relaxed) < MOST {
+                    let _worker = pool.take();
+                    taken.fetch_add(1, Ordering::Relaxed);
+                    nap(Duration::from_millis(10));
+                }
+            });
+            while taken.load(Ordering::Relaxed) == 0 {
+                std::thread::yield_now();
+            }
+            pool.prepare_loads().unwrap();
+            done.store(true, Ordering::Relaxed);
+        });
+        assert!(taken.load(Ordering::Relaxed) < MOST, "it waited to the end");
     }
 }
