@@ -175,7 +175,8 @@ unsafe impl Allocator for RegionAllocator {
     }
 
     unsafe fn deallocate(&self, start: NonNull<u8>, layout: Layout) {
-        if layout.size() == 0 {
+        // A forked child has not got the memory; and a thread of its parent may have held the lock.
+        if layout.size() == 0 || self.0.memfold.is_inherited() {
             return;
         }
         let address = start.as_ptr() as usize;

@@ -3,11 +3,12 @@
 mod common;
 
 use allocator_api2::alloc::{Allocator, Layout};
-use common::MIB;
+use common::{MIB, forked};
 use hashbrown::{DefaultHashBuilder, HashMap};
 use memfold::{Memfold, RegionAllocator};
 use proptest::prelude::*;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 fn allocator(limit: usize) -> RegionAllocator {
     let limit = limit as u64;
@@ -33,6 +34,33 @@ fn a_hash_map_outgrows_its_limit() {
     let memfold = allocator.memfold().clone();
     drop((map, allocator));
     assert_eq!(memfold.stats().mapped_bytes, 0);
+}
+
+/// A fork may find another thread in the midst of an allocation.
+#[test]
+fn a_child_frees_what_its_parent_allocated() {
+    let allocator = allocator(8 * MIB);
+    let done = AtomicBool::new(false);
+    let hung = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                drop(allocator_api2::boxed::Box::new_in(0_u8, &allocator));
+            }
+        });
+        let hung = (0..200).find(|_| {
+            let byte = allocator_api2::boxed::Box::new_in(0_u8, &allocator);
+            let status = forked(|| {
+                // SAFETY: a number.
+                unsafe { libc::alarm(5) };
+                drop(byte);
+                0
+            });
+            status != 0
+        });
+        done.store(true, Ordering::Relaxed);
+        hung
+    });
+    assert_eq!(hung, None, "the fork whose child did not end");
 }
 
 proptest! {
