@@ -48,6 +48,9 @@ const MOST_PAUSES: u32 = 8;
 /// value keeps the limit where these threads have no CPU, and delays faults where nothing can leave.
 const OTHERS_PATIENCE: Duration = Duration::from_millis(100);
 
+/// Why an operation on the userfaultfd fails with `EBADF` or `ENOTTY`.
+pub(super) const CLOSED: &str = "; the program has closed memfold's userfaultfd (closefrom?)";
+
 /// Why pages are brought in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cause {
@@ -547,9 +550,7 @@ fn cannot_copy(partial: Partial) -> ! {
         &partial.errno.to_string(),
         match partial.errno {
             Errno::ENOMEM => "; the host, or the cgroup, has had no free memory for ten seconds",
-            Errno::EBADF | Errno::ENOTTY => {
-                "; the program has closed memfold's userfaultfd (closefrom?)"
-            }
+            Errno::EBADF | Errno::ENOTTY => CLOSED,
             _ => "; the program must not munmap, mremap or mprotect regions",
         },
     ])

@@ -5,6 +5,7 @@
 
 use super::area::{FaultServer, Served};
 use super::engine_state::EngineState;
+use super::fault::CLOSED;
 use super::remote_queue::PAUSE;
 use super::worker;
 use crate::sync::lock;
@@ -124,7 +125,11 @@ pub(super) fn run(engine: &EngineState) {
             }
             // The copy woke threads that waited for this page; a thread that faulted later may not be.
             let page = address as u64 & !(PAGE_SIZE as u64 - 1);
-            let _ = uffd.wake(page, PAGE_SIZE as u64);
+            let woken = uffd.wake(page, PAGE_SIZE as u64);
+            if let Err(errno @ (Errno::EBADF | Errno::ENOTTY)) = woken {
+                // The number may be another file's by now, of which the next read would take a part.
+                die(&["cannot wake a thread: ", &errno.to_string(), CLOSED]);
+            }
         }
     }
 }
