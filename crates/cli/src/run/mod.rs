@@ -41,9 +41,10 @@ use crate::report::{Report, Statistics};
 use crate::summary::{SummaryWhen, summary};
 use attached::AttachedWatch;
 use limits::{limit, swap_file};
-use memfold_pager::{Algorithm, Options, Recompress, RemoteOptions, Supervisor};
+use memfold_pager::{Algorithm, AttachError, Options, Recompress, RemoteOptions, Supervisor};
 use memfold_sys::probe::{self, Managed};
 use memfold_sys::process::Process;
+use nix::sys::signal::Signal;
 use observers::Observers;
 use outcome::Outcome;
 use process::Original;
@@ -285,17 +286,20 @@ fn supervise(
         (None, Subject::Process(process)) => {
             // A second signal must not end memfold from here on: the program would end with it.
             signals.escalation().disable();
-            attach_to(supervisor, process)?;
-            let watch = AttachedWatch {
-                supervisor,
-                signals,
-                server,
-                commands,
-                process: process.clone(),
-                command: command.clone(),
-                name,
-            };
-            watch.until_done()
+            if let Some(signal) = attach_to(supervisor, signals, process)? {
+                Watched::not_started(signal, name)
+            } else {
+                let watch = AttachedWatch {
+                    supervisor,
+                    signals,
+                    server,
+                    commands,
+                    process: process.clone(),
+                    command: command.clone(),
+                    name,
+                };
+                watch.until_done()
+            }
         }
     };
     let outcome = watched.outcome;
@@ -310,12 +314,31 @@ fn supervise(
     Ok(watched)
 }
 
-fn attach_to(supervisor: &Supervisor, process: &Arc<Process>) -> Result<(), Failure> {
-    let attached = supervisor.attacher().attach(process);
-    attached.map_err(|error| {
-        let pid = process.pid();
-        Failure::own(format!("cannot attach PID {pid}: {error}"))
-    })
+/// Attaches a process, unless a signal asks memfold to end before a thread of it could be stopped: returns that.
+fn attach_to(
+    supervisor: &Supervisor,
+    signals: &Signals,
+    process: &Arc<Process>,
+) -> Result<Option<Signal>, Failure> {
+    /// A thread may have no CPU on which to stop, or be where nothing interrupts it.
+    const PATIENCE: Duration = Duration::from_secs(5);
+    const PAUSE: Duration = Duration::from_millis(2);
+    let since = Instant::now();
+    loop {
+        match supervisor.attacher().attach(process) {
+            Ok(()) => return Ok(None),
+            Err(AttachError::Busy) if since.elapsed() < PATIENCE => {}
+            Err(error) => {
+                let pid = process.pid();
+                let text = format!("cannot attach PID {pid}: {error}");
+                return Err(Failure::own(text));
+            }
+        }
+        if let Some(signal) = signals.asks_to_end() {
+            return Ok(Some(signal));
+        }
+        std::thread::sleep(PAUSE);
+    }
 }
 
 /// How a run ended.

@@ -42,4 +42,5 @@ mod signals;
 mod stage_mapped_over;
 pub mod tiers;
 mod top;
+mod unstoppable;
 mod words;

@@ -34,6 +34,9 @@ pub enum DetachError {
 /// How long other threads may refer to an address space that is let go.
 const LAST_REFERENCE: Duration = Duration::from_secs(10);
 
+/// How long it is tried to stop a thread to unmap the library. Longer delays the end of memfold where no thread can be stopped.
+const LAST_TRY: Duration = Duration::from_secs(5);
+
 /// Between two looks at what is on its way.
 const STEP: Duration = Duration::from_millis(2);
 
@@ -189,10 +192,24 @@ impl Attacher {
             log::error!("process {pid} is still referred to, and may hang; please report this");
         }
         // Where a loader brought the library, the C library calls it when the program forks, and it stays.
-        if let Some(start) = library {
-            let _tracing = self.guests.trace();
-            if let Err(error) = self.library.unmap(&one.process, start, &one.arena) {
-                log::debug!("the library stays mapped in process {pid}: {error}");
+        if let Some(start) = library
+            && let Err(error) = self.unmap_library(one, start)
+        {
+            log::debug!("the library stays mapped in process {pid}: {error}");
+        }
+    }
+
+    /// Unmaps the library from a program that may have no thread for a while that can be stopped.
+    fn unmap_library(&self, one: &Forgotten, start: u64) -> Result<(), AttachError> {
+        let since = Instant::now();
+        loop {
+            // Others are traced between two tries.
+            let tracing = self.guests.trace();
+            let unmapped = self.library.unmap(&one.process, start, &one.arena);
+            drop(tracing);
+            match unmapped {
+                Err(AttachError::Busy) if since.elapsed() < LAST_TRY => std::thread::sleep(STEP),
+                unmapped => return unmapped,
             }
         }
     }
