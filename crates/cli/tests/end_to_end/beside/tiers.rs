@@ -181,12 +181,16 @@ fn cold_pages_are_compressed_again_and_written_and_a_swapoff_brings_them_back() 
             && number(now, "file_bytes") > MIB
     });
     // A sample taken while pages are on their way may have them in one of the two alone.
-    wait_until(&mut run, "its pages are charged to another program", |now| {
-        let charged = &now["programs"][0];
-        number(now, "file_bytes") > MIB
-            && charged["file_bytes"] == now["file_bytes"]
-            && number(charged, "resident_bytes") > 0
-    });
+    wait_until(
+        &mut run,
+        "its pages are charged to another program",
+        |now| {
+            let charged = &now["programs"][0];
+            number(now, "file_bytes") > MIB
+                && charged["file_bytes"] == now["file_bytes"]
+                && number(charged, "resident_bytes") > 0
+        },
+    );
     let before = run.statistics();
     let output = Command::new(memfold())
         .args(["swapoff", &run.root().to_string()])

@@ -271,6 +271,24 @@ impl Running {
         }
     }
 
+    /// Waits until memfold or a program has said this on standard error.
+    pub fn wait_for_error(&mut self, said: &str) {
+        let deadline = self.started + self.timeout;
+        while !self.errors().contains(said) {
+            if self.has_ended() && !self.errors().contains(said) {
+                panic!(
+                    "{} ended and has not said {said}: {}",
+                    self.what,
+                    self.errors()
+                );
+            }
+            if Instant::now() > deadline {
+                self.give_up("has not said what it should");
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().expect("wait").is_some()
     }
@@ -296,6 +314,12 @@ impl Running {
             tail(&String::from_utf8_lossy(&self.output_so_far())),
             tail(&self.errors())
         );
+    }
+
+    /// Has its first program end by a signal, which it may handle, and waits.
+    pub fn terminate(self) -> Outcome {
+        kill(Pid::from_raw(self.program()), Signal::SIGTERM).expect("it runs");
+        self.wait()
     }
 
     /// Waits for its end, checks that no process outlives it, and returns what it left.
@@ -368,6 +392,13 @@ impl Outcome {
 
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.output).into_owned()
+    }
+
+    /// That it has ended by the signal of [`Running::terminate`].
+    #[track_caller]
+    pub fn assert_terminated(&self) {
+        let expected = 128 + Signal::SIGTERM as i32;
+        assert_eq!(self.code(), expected, "{}: {}", self.what, self.errors);
     }
 
     /// A number of the statistics; its absence fails the test.

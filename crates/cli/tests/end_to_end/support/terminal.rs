@@ -67,7 +67,7 @@ impl Terminal {
     }
 
     /// The screen as expected, or the last one.
-    fn shows_within(
+    pub fn shows_within(
         &self,
         patience: Duration,
         expected: impl Fn(&str) -> bool,
