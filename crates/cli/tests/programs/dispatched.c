@@ -1,10 +1,11 @@
 /* A thread whose system calls the kernel dispatches to the program, as those of Windows programs under Wine.
  *
  *   dispatched blocks    runs for two seconds, in which no system call of its own is allowed, and makes one then
- *   dispatched allows    sleeps meanwhile, as calls are allowed just then
+ *   dispatched allows    sleeps meanwhile, and until it has a helper, as calls are allowed just then
  *
  * One line on stdout. */
 #define _GNU_SOURCE
+#include "has_helper.h"
 #include "stamp.h"
 
 #include <signal.h>
@@ -40,11 +41,15 @@ int main(int count, char **arguments)
     }
     selector = blocks ? BLOCK : ALLOW;
     stamp_pages(memory, 0, PAGES, 1);
-    if (blocks)
+    if (blocks) {
         for (double began = seconds_now(); seconds_now() - began < 2;)
             continue;
-    else
-        sleep(2);
+    } else {
+        int wait = 0;
+        do
+            sleep(2);
+        while (++wait < MOST_WAITS && !has_helper());
+    }
     selector = BLOCK;
     syscall(SYS_getppid);
     if (dispatched != 1) {

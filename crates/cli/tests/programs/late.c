@@ -2,13 +2,14 @@
  *
  *   late grow MEGABYTES    stamps pages as fast as it can, and verifies them twice
  *   late hold MEGABYTES    stamps pages, sleeps for two seconds, and verifies them
+ *   late helped MEGABYTES  the same, and sleeps again until it has a helper
  *   late touch MEGABYTES   writes a word of each page, which is the fastest growth, and verifies that
  *   late forks MEGABYTES   forks at once, and again and again as it grows; each child verifies and grows, too
  *   late spawns MEGABYTES  is large when it makes a child by vfork, which does not execute anything for a while
  *   late user MEGABYTES    closes all descriptors and becomes another user before it grows
  *   late outlives MEGABYTES  the main thread ends before another one stamps pages, sleeps and verifies them
- *   late ticks MEGABYTES   a child interrupts itself as it has itself traced, and executes this to hold so much
- *   late waits             is large, and waits for an event; an interruption would show
+ *   late ticks MEGABYTES   a child interrupts itself as it has itself traced, and executes this to be helped with so much
+ *   late waits             is large, and waits for an event, again until it has a helper; an interruption would show
  *   late signals           the same, and a signal is to end the wait
  *   late receives          the same for data on a socket with a timeout
  *   late ring              the same for a completion of io_uring
@@ -18,6 +19,7 @@
  *
  * One line on stdout. */
 #define _GNU_SOURCE
+#include "has_helper.h"
 #include "stamp.h"
 
 #include <errno.h>
@@ -65,11 +67,21 @@ static void hold(size_t pages)
     verify_pages("held", memory, 0, pages, 1);
 }
 
+static void helped(size_t pages)
+{
+    const uint64_t *memory = map_stamped(pages);
+    int wait = 0;
+    do
+        sleep(2);
+    while (++wait < MOST_WAITS && !has_helper());
+    verify_pages("helped", memory, 0, pages, 1);
+}
+
 static void *outlive(void *pages)
 {
     /* Until the main thread has ended. */
     usleep(50000);
-    hold(*(size_t *)pages);
+    helped(*(size_t *)pages);
     say("outlives ok\n");
     _exit(0);
 }
@@ -103,7 +115,7 @@ static void be_traced(char *self, char *megabytes)
     long traced = ptrace(PTRACE_TRACEME, 0, NULL, NULL);
     setitimer(ITIMER_REAL, &never, NULL);
     end_unless(traced == 0, "tracing");
-    execl(self, self, "hold", megabytes, (char *)NULL);
+    execl(self, self, "helped", megabytes, (char *)NULL);
     _exit(2);
 }
 
@@ -176,25 +188,47 @@ static void nothing(int signal)
     (void)signal;
 }
 
-/* Longer than it takes until a sleeping thread is sent to start the helper. */
+static void wait_for_signals(int queue)
+{
+    enum { AT_A_TIME = 40 };
+    struct epoll_event event;
+    struct itimerval timer = {{0, 50000}, {0, 50000}};
+    signal(SIGALRM, nothing);
+    setitimer(ITIMER_REAL, &timer, NULL);
+    for (int count = 0; count < AT_A_TIME; count++) {
+        int result = epoll_wait(queue, &event, 1, 20000);
+        end_unless(result < 0 && errno == EINTR, "the signal did not end the wait");
+    }
+    struct itimerval never = {0};
+    setitimer(ITIMER_REAL, &never, NULL);
+}
+
+static void wait_for_event(int queue)
+{
+    struct epoll_event event;
+    end_unless(epoll_wait(queue, &event, 1, 2500) == 0, "the wait");
+}
+
+/* Waits, and again until there is a helper: a wait is longer than it takes until a sleeping thread is sent to start that, but
+ * where memfold has no CPU meanwhile. */
+static void wait_whole(void (*wait)(int), int on, double seconds)
+{
+    int waited = 0;
+    do {
+        double began = seconds_now();
+        wait(on);
+        end_unless(seconds_now() - began > seconds, "it was short");
+    } while (++waited < MOST_WAITS && !has_helper());
+}
+
 static void waits(int by_signal)
 {
     map_stamped(WORTH);
-    struct epoll_event event;
     int queue = epoll_create1(0);
-    if (by_signal) {
-        struct itimerval timer = {{0, 50000}, {0, 50000}};
-        signal(SIGALRM, nothing);
-        setitimer(ITIMER_REAL, &timer, NULL);
-        for (int count = 0; count < 40; count++) {
-            int result = epoll_wait(queue, &event, 1, 20000);
-            end_unless(result < 0 && errno == EINTR, "the signal did not end the wait");
-        }
-        return;
-    }
-    double began = seconds_now();
-    end_unless(epoll_wait(queue, &event, 1, 2500) == 0, "the wait");
-    end_unless(seconds_now() - began > 2.4, "it was short");
+    if (by_signal)
+        wait_whole(wait_for_signals, queue, 0);
+    else
+        wait_whole(wait_for_event, queue, 2.4);
 }
 
 static int is_traced(pid_t process)
@@ -210,7 +244,7 @@ static int is_traced(pid_t process)
 
 static void stopped(void)
 {
-    enum { PATIENCE = 5 };
+    enum { PATIENCE = 5, UNTIL_TRACED = 30 };
     pid_t waiting = getpid();
     int queue = epoll_create1(0);
     signal(SIGUSR1, nothing);
@@ -222,8 +256,8 @@ static void stopped(void)
     sigprocmask(SIG_BLOCK, &usr1, NULL);
     pid_t child = fork();
     if (child == 0) {
-        /* On a busy machine the moment is missed. The signal is to end the wait all the same. */
-        for (double began = seconds_now(); !is_traced(waiting) && seconds_now() - began < PATIENCE;)
+        /* On a busy machine the moment may be missed. The signal is to end the wait all the same. */
+        for (double began = seconds_now(); !is_traced(waiting) && seconds_now() - began < UNTIL_TRACED;)
             usleep(20);
         usleep(300);
         kill(waiting, SIGUSR1);
@@ -236,25 +270,30 @@ static void stopped(void)
     end_unless(epoll_pwait(queue, &event, 1, -1, &none) < 0 && errno == EINTR, "the signal");
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
+    /* Where the moment was missed, another one comes. */
+    for (int count = 0; count < UNTIL_TRACED * 10 && !has_helper(); count++)
+        usleep(100000);
+}
+
+static void receive(int socket)
+{
+    char byte;
+    end_unless(recv(socket, &byte, 1, 0) < 0 && errno == EAGAIN, "the wait");
 }
 
 static void receives(void)
 {
     map_stamped(WORTH);
     int pair[2];
-    char byte;
     struct timeval patience = {2, 500000};
     end_unless(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair), "the sockets");
     end_unless(!setsockopt(pair[0], SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience), "the timeout");
-    double began = seconds_now();
-    end_unless(recv(pair[0], &byte, 1, 0) < 0 && errno == EAGAIN, "the wait");
-    end_unless(seconds_now() - began > 2.4, "it was short");
+    wait_whole(receive, pair[0], 2.4);
 }
 
-/* The completion is that of a timeout. */
-static void ring(void)
+/* The completion is that of a timeout, half a second later. */
+static void complete(int seconds)
 {
-    map_stamped(WORTH);
     struct io_uring_params parameters = {0};
     int ring = (int)syscall(SYS_io_uring_setup, 1, &parameters);
     end_unless(ring >= 0, "the ring");
@@ -264,7 +303,7 @@ static void ring(void)
     end_unless(words != MAP_FAILED && entry != MAP_FAILED, "the queues");
     struct {
         int64_t seconds, nanoseconds;
-    } patience = {2, 500000000};
+    } patience = {seconds, 500000000};
     entry->opcode = IORING_OP_TIMEOUT;
     entry->fd = -1;
     entry->addr = (uintptr_t)&patience;
@@ -274,6 +313,15 @@ static void ring(void)
     end_unless(syscall(SYS_io_uring_enter, ring, 1, 0, 0, NULL, 0) == 1, "the request");
     long waited = syscall(SYS_io_uring_enter, ring, 0, 1, IORING_ENTER_GETEVENTS, NULL, 0);
     end_unless(waited == 0, "the wait");
+    munmap(words, PAGE);
+    munmap(entry, PAGE);
+    close(ring);
+}
+
+static void ring(void)
+{
+    map_stamped(WORTH);
+    wait_whole(complete, 2, 2.4);
 }
 
 static void *execute(void *script)
@@ -307,6 +355,8 @@ int main(int count, char **arguments)
         grow(pages);
     else if (!strcmp(mode, "hold"))
         hold(pages);
+    else if (!strcmp(mode, "helped"))
+        helped(pages);
     else if (!strcmp(mode, "outlives"))
         outlives(pages);
     else if (!strcmp(mode, "ticks") && count > 2)

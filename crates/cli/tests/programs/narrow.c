@@ -1,8 +1,7 @@
-/* A 32-bit program without a C library: exits with 7 after three seconds, with an argument
- * never.
+/* A 32-bit program without a C library: exits with 7 once a file of this name is there.
  *
  *   cc -m32 -nostdlib -static narrow.c */
-enum { EXIT = 1, NANOSLEEP = 162 };
+enum { EXIT = 1, ACCESS = 33, NANOSLEEP = 162 };
 
 static int call(int number, const void *first, const void *second)
 {
@@ -11,12 +10,13 @@ static int call(int number, const void *first, const void *second)
     return result;
 }
 
-/* `count` is of the words that it was started with. */
-__attribute__((used, noreturn)) void begin(int count)
+/* `count` is of the words that it was started with, which follow. */
+__attribute__((used, noreturn)) void begin(int count, const char *program, const char *file)
 {
-    const int second[2] = { 1, 0 };
-    for (int slept = 0; slept < 3 || count > 1; slept++)
-        call(NANOSLEEP, second, 0);
+    const int moment[2] = { 0, 20000000 };
+    (void)program;
+    while (count < 2 || call(ACCESS, file, 0))
+        call(NANOSLEEP, moment, 0);
     for (;;)
         call(EXIT, (const void *)7, 0);
 }

@@ -1,6 +1,6 @@
 //! A memfold with a file capability, which its user has not.
 
-use crate::support::{Stage, compiled};
+use crate::support::{STRANGER, Stage, compiled};
 use std::process::{Command, Stdio};
 
 const TOOLS: [&str; 3] = ["setpriv", "unshare", "setcap"];
@@ -56,8 +56,13 @@ fn a_set_user_id_program_is_not_attached_by_the_capability() {
     let program = compiled("naps", &["naps.c"], &["-static"]);
     stage.program(&program, "naps");
     stage.allow("naps", 0o4755);
-    let output =
-        stage.run_as_stranger("./memfold run --limit 64M --stats - -- sh -c './naps 2; true'");
+    // It naps until memfold has named it.
+    let output = stage.run(&format!(
+        "setpriv --reuid {STRANGER} --regid {STRANGER} --clear-groups \
+         ./memfold run --limit 64M --stats - -- sh -c './naps /tmp/go; true' 2> /tmp/errors & \
+         while kill -0 $! && ! grep -q 'not under the limit' /tmp/errors; do sleep 0.05; done; \
+         touch /tmp/go; wait $!; status=$?; cat /tmp/errors >&2; exit $status"
+    ));
     let text = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}{errors}");

@@ -144,7 +144,7 @@ fn a_program_is_late_although_its_main_thread_has_ended() {
 fn a_program_that_is_interrupted_as_it_has_itself_traced_is_managed() {
     beside!(&["cc", "sh"]);
     let outcome = with_much_room(&["ticks", "64"]);
-    assert_eq!(outcome.text(), "hold ok\nticks ok\n");
+    assert_eq!(outcome.text(), "helped ok\nticks ok\n");
     assert!(outcome.number("processes") >= 2.0, "it got no helper");
 }
 
@@ -203,13 +203,13 @@ fn a_program_that_executes_a_file_for_long_keeps_no_other_from_its_helper() {
     fs::write(&script, format!("#!{}\n", interpreter.display())).expect("a script");
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("to be executed");
     let both =
-        "sleep 0.1; \"$0\" executes 80 \"$@\" & \"$0\" hold 64; code=$?; kill -9 $!; exit $code";
+        "sleep 0.1; \"$0\" executes 80 \"$@\" & \"$0\" helped 64; code=$?; kill -9 $!; exit $code";
     let arguments = [script, interpreter].map(|path| path.display().to_string());
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     // The shell and the other program have one.
     let outcome = program_below_a_shell(both, &arguments, &[]).run(Limits::Resident(4096 * MIB));
     outcome.assert_success();
-    assert!(outcome.text().contains("hold ok\n"));
+    assert!(outcome.text().contains("helped ok\n"));
     assert!(outcome.number("processes") >= 2.0, "it got no helper");
 }
 

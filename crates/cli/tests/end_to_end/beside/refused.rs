@@ -7,6 +7,9 @@ use std::process::{Command, Output};
 
 const LIMIT: Limits = Limits::Total(64 * MIB);
 
+/// What is said of a program that is outside the limit.
+const NAMED: &str = "is not under the limit";
+
 /// A 32-bit program, for which no 32-bit C library need be there.
 #[cfg(target_arch = "x86_64")]
 fn narrow() -> PathBuf {
@@ -24,7 +27,7 @@ fn privileged(stage: &Stage) -> PathBuf {
 /// It is the only one outside the limit, and memfold says in one line which it is and why.
 fn assert_named(outcome: &Outcome, name: &str, why: &str) {
     assert_eq!(outcome.number("processes_unmanaged"), 1.0);
-    let is_of_it = |line: &&str| line.contains("is not under the limit");
+    let is_of_it = |line: &&str| line.contains(NAMED);
     let lines: Vec<&str> = outcome.errors.lines().filter(is_of_it).collect();
     let [line] = lines[..] else {
         panic!("{}", outcome.errors);
@@ -49,7 +52,12 @@ fn assert_refused(output: &Output, pid: u32, why: &str) {
 #[cfg(target_arch = "x86_64")]
 fn a_32_bit_program_runs_untouched_and_is_named() {
     beside!(&["cc"]);
-    let outcome = Program::new(narrow()).run(LIMIT);
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let go = folder.path().join("go");
+    let mut run = Program::new(narrow()).arg(&go).start(LIMIT);
+    run.wait_for_error(NAMED);
+    std::fs::write(&go, "").expect("a file");
+    let outcome = run.wait();
     assert_eq!(outcome.code(), 7, "{}", outcome.errors);
     assert_named(
         &outcome,
@@ -63,7 +71,7 @@ fn a_32_bit_program_runs_untouched_and_is_named() {
 fn a_32_bit_program_is_not_attached() {
     beside!(&["cc"]);
     let mut program = Command::new(narrow());
-    let mut program = program.arg("for ever").spawn().expect("it starts");
+    let mut program = program.arg("/no/such/file").spawn().expect("it starts");
     let output = attach(program.id()).wait_with_output().expect("it ends");
     let runs = program.try_wait().expect("a status").is_none();
     program.kill().expect("it is there");
@@ -74,15 +82,16 @@ fn a_32_bit_program_is_not_attached() {
 
 #[test]
 fn a_set_user_id_program_runs_untouched_and_is_named() {
-    beside!(&["cc", "setpriv", "timeout"]);
+    beside!(&["cc", "setpriv"]);
     let stage = Stage::new();
     let results = stage.path("results");
     let user = STRANGER.to_string();
     let program = Program::new("setpriv").args(["--reuid", &user, "--regid", &user]);
-    let program = program.args(["--clear-groups", "timeout", "3"]);
-    let program = program.arg(privileged(&stage)).args(["16", "0"]);
-    let outcome = program.arg(&results).run(LIMIT);
-    assert_eq!(outcome.code(), 124, "{}", outcome.errors);
+    let program = program.arg("--clear-groups").arg(privileged(&stage));
+    let mut run = program.args(["16", "0"]).arg(&results).start(LIMIT);
+    run.wait_for_error(NAMED);
+    let outcome = run.terminate();
+    outcome.assert_terminated();
     assert_named(
         &outcome,
         "privileged",
