@@ -43,7 +43,7 @@ fn fish_completes_options_commands_and_runs() {
     let pid = run.root().to_string();
     for line in ["memfold limit ", "memfold stat ", "memfold top "] {
         let is_it = |one: &str| one.split_once('\t') == Some((&pid, "sleep 600"));
-        completes_in_time(line, &complete, is_it);
+        completes_in_time(line, complete, is_it);
     }
     run.terminate().assert_terminated();
 }

@@ -1,6 +1,6 @@
 //! Programs of another C library: musl's, and busybox.
 
-use super::attach::{Verify, command, cycles_until_its_end, text};
+use super::attach::{Verify, assert_cycles, command, text};
 use crate::support::{Limits, MIB, Program, compiled_by, rounds, short_or_long};
 use std::path::PathBuf;
 
@@ -77,14 +77,9 @@ fn a_table_of_busybox_is_attached_and_detached_again_and_again() {
     let rounds = format!("rounds={}", short_or_long(4, 40));
     let words = ["busybox", "awk", "-v", &rounds, TABLE];
     let native = command(&words).output().expect("it runs");
-    let least = short_or_long(2, 100);
-    let mut cycles = 0;
-    while cycles < least {
-        let (output, more) = cycles_until_its_end(&words, "16M");
-        assert_eq!(output, text(&native.stdout));
-        assert!(more > 0, "it was never attached");
-        cycles += more;
-    }
+    assert_cycles((1, short_or_long(2, 100)), &words, "16M", |output| {
+        output == text(&native.stdout)
+    });
 }
 
 /// All but `brk`, which musl's `sbrk` does not move.
@@ -113,7 +108,6 @@ fn torture_of_musl_survives_attaching_and_detaching() {
             "--disturb",
             DISTURBANCES,
         ];
-        let (_, cycles) = cycles_until_its_end(&words, "18M");
-        assert!(cycles >= 2 * rounds(), "{name}: {cycles}");
+        assert_cycles((1, 2 * rounds()), &words, "18M", |_| true);
     }
 }

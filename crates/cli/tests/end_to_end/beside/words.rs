@@ -389,7 +389,7 @@ fn shells_complete_commands_and_runs() {
     run.statistics();
     let pid = run.root().to_string();
     for line in ["memfold limit ", "memfold stat ", "memfold reclaim "] {
-        completes_in_time(line, &complete, |one| one.starts_with(&pid));
+        completes_in_time(line, complete, |one| one.starts_with(&pid));
     }
     run.terminate().assert_terminated();
 }

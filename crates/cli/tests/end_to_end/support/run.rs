@@ -275,13 +275,13 @@ impl Running {
     pub fn wait_for_error(&mut self, said: &str) {
         let deadline = self.started + self.timeout;
         while !self.errors().contains(said) {
-            if self.has_ended() && !self.errors().contains(said) {
-                panic!(
-                    "{} ended and has not said {said}: {}",
-                    self.what,
-                    self.errors()
-                );
-            }
+            let has_ended = self.has_ended();
+            assert!(
+                !has_ended || self.errors().contains(said),
+                "{} ended and has not said {said}: {}",
+                self.what,
+                self.errors()
+            );
             if Instant::now() > deadline {
                 self.give_up("has not said what it should");
             }
