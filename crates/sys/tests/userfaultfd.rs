@@ -33,6 +33,9 @@ impl Memory {
             assert_ne!(start, libc::MAP_FAILED, "64 pages can be mapped");
             // Fails only where there are none anyway.
             libc::madvise(start, LENGTH as usize, libc::MADV_NOHUGEPAGE);
+            // A page that a child once shared is not exclusive to this process, so it cannot be moved.
+            let advised = libc::madvise(start, LENGTH as usize, libc::MADV_DONTFORK);
+            assert_eq!(advised, 0);
             Memory(start.cast())
         }
     }
