@@ -159,10 +159,11 @@ mod tests {
     /// Says by its presence that this process is the one to be paused.
     const PAUSED: &str = "MEMFOLD_TEST_PAUSED";
 
-    /// Works until a byte comes, and says when it begins.
+    /// Pauses this process within the deadline, and works until a byte comes.
     fn be_paused() {
         let work = || {
-            std::io::stderr().write_all(b"!").unwrap();
+            let own = rustix::process::getpid();
+            rustix::process::kill_process(own, rustix::process::Signal::STOP).unwrap();
             std::io::stdin().read_exact(&mut [0])
         };
         let done = within(own_user(), Duration::from_millis(400), work);
@@ -182,23 +183,15 @@ mod tests {
                 "--nocapture",
             ]);
             paused.env(PAUSED, "").stdin(Stdio::piped());
-            let mut paused = paused
-                .stderr(Stdio::piped())
-                .stdout(Stdio::null())
-                .spawn()
-                .unwrap();
+            let mut paused = paused.stdout(Stdio::null()).spawn().unwrap();
             let pid = rustix::process::Pid::from_child(&paused);
-            let signal = |signal| rustix::process::kill_process(pid, signal).unwrap();
-            paused
-                .stderr
-                .as_mut()
-                .unwrap()
-                .read_exact(&mut [0])
-                .unwrap();
-            signal(rustix::process::Signal::STOP);
+            let stopped =
+                rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::UNTRACED);
+            let (_, status) = stopped.unwrap().expect("it is waited for");
+            assert!(status.stopped(), "{status:?}");
             std::thread::sleep(Duration::from_millis(600));
             paused.stdin.as_mut().unwrap().write_all(b"!").unwrap();
-            signal(rustix::process::Signal::CONT);
+            rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
             assert!(paused.wait().unwrap().success());
         }
     }
