@@ -25,13 +25,18 @@ fn stop(process: &Arc<Process>, thread: i32) -> io::Result<Tracee> {
     Seized::new(process, thread)?.stop(Duration::from_secs(5))
 }
 
-#[test]
-fn a_sleeping_program_makes_calls_and_sleeps_on() {
-    let (mut child, process) = start("/bin/sleep", &["1"]);
+/// Stops a program that sleeps for a second, until it has slept or 20 times. Returns how often.
+fn stop_sleeping() -> u32 {
     let began = Instant::now();
-    for _ in 0..20 {
+    let (mut child, process) = start("/bin/sleep", &["1"]);
+    let mut stops = 0;
+    while stops < 20 {
         let pid = process.pid();
-        let mut tracee = stop(&process, pid).unwrap();
+        let mut tracee = match stop(&process, pid) {
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => break,
+            stopped => stopped.unwrap(),
+        };
+        stops += 1;
         let getpid = libc::SYS_getpid as usize;
         assert_eq!(tracee.call(getpid, [0; 6]).unwrap(), pid as u64);
         let close = libc::SYS_close as usize;
@@ -41,7 +46,15 @@ fn a_sleeping_program_makes_calls_and_sleeps_on() {
         std::thread::sleep(Duration::from_millis(10));
     }
     assert!(child.0.wait().unwrap().success(), "its sleep was spoilt");
-    assert!(began.elapsed() >= Duration::from_millis(900));
+    assert!(began.elapsed() >= Duration::from_secs(1));
+    stops
+}
+
+#[test]
+fn a_sleeping_program_makes_calls_and_sleeps_on() {
+    // What has been stopped before sleeps in another system call. Without a CPU for long, none is stopped twice.
+    let is_enough = (0..10).any(|_| stop_sleeping() > 2);
+    assert!(is_enough, "it is hardly stopped within a second");
 }
 
 #[test]
@@ -73,10 +86,22 @@ fn a_thread_that_nothing_interrupts_is_not_waited_for() {
     let arguments = [0, 8192, 7, flags, u64::MAX, 0];
     let code = tracee.call(libc::SYS_mmap as usize, arguments).unwrap();
     tracee.write(code, &CODE).unwrap();
-    let ran = tracee.run((code, 0), code + 8192, Duration::from_millis(200));
-    assert_eq!(ran.unwrap_err().kind(), io::ErrorKind::TimedOut);
-    let [forked] = process.children()[..] else {
-        panic!("it has one child");
+    let began = Instant::now();
+    let forked = loop {
+        let ran = tracee.run((code, 0), code + 8192, Duration::from_millis(200));
+        let error = ran.unwrap_err();
+        // Without a CPU it has no child yet, or has not stopped after the last time.
+        let has_not_stopped = error.raw_os_error() == Some(libc::ESRCH);
+        let is_in_time = began.elapsed() < Duration::from_secs(30);
+        assert!(
+            error.kind() == io::ErrorKind::TimedOut || has_not_stopped,
+            "{error}"
+        );
+        match process.children()[..] {
+            [forked] => break forked,
+            [] => assert!(is_in_time, "it has one child: {error}"),
+            _ => panic!("it has one child"),
+        }
     };
     let forked = Process::open(forked).unwrap();
     let began = Instant::now();
@@ -190,7 +215,7 @@ fn threads_to_be_traced() {
     };
     let execute = move || -> io::Error {
         std::io::stdin().read_exact(&mut [0]).unwrap();
-        Command::new(program).arg("5").exec()
+        Command::new(program).arg("100").exec()
     };
     let other = std::thread::Builder::new().name("other".into());
     panic!("{}", other.spawn(execute).unwrap().join().unwrap());
@@ -265,15 +290,16 @@ fn a_thread_that_another_one_replaced_is_not_waited_for() {
     wait_until(|| thread_named(&process, "sleep").is_some());
     let began = Instant::now();
     drop(tracee);
-    assert!(began.elapsed() < Duration::from_secs(2));
+    assert!(began.elapsed() < Duration::from_secs(30));
     wait_until(|| process.state(process.pid()) == Some('S'));
 }
 
 #[test]
 fn a_program_that_was_executed_before_the_stop_goes_on_as_it_was() {
     let mut child = Command::new("/bin/sh")
-        .args(["-c", "read line; exec sleep 0.1"])
+        .args(["-c", "read line; exec head -c 1"])
         .stdin(Stdio::piped())
+        .stdout(Stdio::null())
         .spawn()
         .unwrap();
     let process = Arc::new(Process::open(child.id() as i32).unwrap());
@@ -282,10 +308,11 @@ fn a_program_that_was_executed_before_the_stop_goes_on_as_it_was() {
     wait_until(|| thread_named(&process, "sh").is_some());
     let seized = Seized::new(&process, process.pid()).unwrap();
     input.write_all(b"!\n").unwrap();
-    wait_until(|| thread_named(&process, "sleep").is_some());
+    wait_until(|| thread_named(&process, "head").is_some());
     let mut tracee = seized.stop(Duration::from_secs(5)).unwrap();
     let getpid = libc::SYS_getpid as usize;
     assert_eq!(tracee.call(getpid, [0; 6]).unwrap(), process.pid() as u64);
     drop(tracee);
+    input.write_all(b"!").unwrap();
     assert!(child.0.wait().unwrap().success());
 }

@@ -185,14 +185,17 @@ mod tests {
         };
         let (mut child, process) = start_executing(&script);
         let is_waited_for = || being_seized().iter().any(|(one, _)| one.is_same(&process));
-        let began = Instant::now();
-        for _ in 0..20 {
-            let pid = process.pid();
-            let traced = Seized::with(&process, pid, PATIENCE, |_| ());
+        let try_it = || {
+            let began = Instant::now();
+            let traced = Seized::with(&process, process.pid(), PATIENCE, |_| ());
             assert_eq!(traced.unwrap_err().raw_os_error(), Some(libc::ETIMEDOUT));
             assert!(is_waited_for());
-        }
-        assert!(began.elapsed() < 10 * PATIENCE, "it was waited for again");
+            began.elapsed()
+        };
+        try_it();
+        // One that waits takes no less; one that does not may lack a CPU.
+        let shortest = (0..19).map(|_| try_it()).min().unwrap();
+        assert!(shortest < PATIENCE, "it was waited for again");
         let (_sleeping, other) = start("/bin/sleep", &["10"]);
         let stop = |seized: Seized| seized.stop(Duration::from_secs(5)).map(drop);
         let traced = Seized::with(&other, other.pid(), Duration::from_secs(5), stop);
