@@ -279,6 +279,18 @@ impl StoreCluster {
         }
     }
 
+    /// Waits until the cluster is whole, and has no replica take over from then on, however long the servers get no CPU.
+    ///
+    /// # Panics
+    /// If that takes too long.
+    pub fn keep_primaries(&self) {
+        for server in &self.servers {
+            let set = server.ask(&["CONFIG", "SET", "cluster-node-timeout", "60000"]);
+            assert_eq!(set, "OK");
+        }
+        self.wait_until_whole();
+    }
+
     /// Indices of the servers that say they are primaries.
     #[must_use]
     pub fn primaries(&self) -> Vec<usize> {

@@ -182,6 +182,30 @@ impl World {
     }
 }
 
+/// A server and pages that are all in it, of which none was sent twice, which would leave more keys. On busy CPUs a
+/// server may not answer in time: then another one is tried.
+pub fn sent_at_once(folder: &Path, pages: u64) -> (StoreServer, World) {
+    for _ in 0..3 {
+        let server = StoreServer::start(folder, &[]);
+        let world = World::new(&options(server.port), pages);
+        world.send_all();
+        if world.store.tier().usage().store_failures == 0 {
+            return (server, world);
+        }
+    }
+    panic!("one of three servers takes all pages at once");
+}
+
+/// Waits for other threads.
+#[track_caller]
+pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(30), "{what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// A certificate authority, and a certificate for 127.0.0.1.
 pub fn certificates(folder: &Path) {
     let run = |arguments: &[&str]| {
