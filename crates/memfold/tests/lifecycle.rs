@@ -97,6 +97,7 @@ fn an_engine_that_gets_no_threads_is_refused() {
         println!("refused in all modes");
         return;
     }
+    let _alone = alone();
     let child = Command::new("timeout")
         .arg("60")
         .arg(std::env::current_exe().unwrap())
