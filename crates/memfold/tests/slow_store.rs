@@ -194,6 +194,37 @@ fn most_while(engine: &Engine, run: impl FnOnce()) -> u64 {
     })
 }
 
+/// Writes to a store that is slow, then to one that is full. Whether this process waited rather than computed; `None` if the
+/// host does not allow the mode.
+fn has_waited(mode: Mode, noise: usize) -> Option<bool> {
+    let (engine, store) = engine(mode)?;
+    let case = format!("{mode}, {noise} words of noise");
+    let region = engine.map(BYTES).unwrap();
+    let (began, before) = (Instant::now(), cpu_time());
+    let most = most_while(&engine, || write(&region, noise));
+    let (took, cpu) = (began.elapsed(), cpu_time().saturating_sub(before));
+    let stats = engine.stats();
+    // Three moments of one sample, and pages on their way from the pool to the store.
+    assert!(most <= LIMIT + (2 << 20), "{case}: {most} {stats:?}");
+    assert!(stats.remote_room_waits > 0, "{case}: {stats:?}");
+    assert_eq!(stats.over_limit_pages, 0, "{case}: {stats:?}");
+    let to_send = stats.remote_pages_out as u32 / 64;
+    assert!(took > SLOW * to_send / 2, "{case}: {took:?} {stats:?}");
+    assert_written(&region, noise);
+
+    store.0.is_full.store(true, Ordering::Relaxed);
+    let more = engine.map(BYTES / 4).unwrap();
+    let began = Instant::now();
+    write(&more, PAGE / 16);
+    assert!(began.elapsed() < Duration::from_secs(20), "{case}");
+    assert_written(&more, PAGE / 16);
+    store.0.is_full.store(false, Ordering::Relaxed);
+    assert_written(&region, noise);
+    assert_eq!(engine.stats().remote_lost_pages, 0);
+    println!("{case}: {cpu:?} of {took:?}");
+    Some(cpu < took * 3 / 4)
+}
+
 /// One after the other: CPU time is the process's.
 #[test]
 #[ignore = "takes long: cargo test -- --include-ignored"]
@@ -201,33 +232,9 @@ fn writers_wait_for_a_slow_store_but_not_for_one_that_is_full() {
     for mode in [Mode::Signal, Mode::Thread] {
         // Half of each page is noise, or all of it.
         for noise in [PAGE / 16, PAGE / 8] {
-            let Some((engine, store)) = engine(mode) else {
-                continue;
-            };
-            let case = format!("{mode}, {noise} words of noise");
-            let region = engine.map(BYTES).unwrap();
-            let (began, before) = (Instant::now(), cpu_time());
-            let most = most_while(&engine, || write(&region, noise));
-            let (took, cpu) = (began.elapsed(), cpu_time().saturating_sub(before));
-            let stats = engine.stats();
-            // Three moments of one sample, and pages on their way from the pool to the store.
-            assert!(most <= LIMIT + (2 << 20), "{case}: {most} {stats:?}");
-            assert!(stats.remote_room_waits > 0, "{case}: {stats:?}");
-            assert_eq!(stats.over_limit_pages, 0, "{case}: {stats:?}");
-            let to_send = stats.remote_pages_out as u32 / 64;
-            assert!(took > SLOW * to_send / 2, "{case}: {took:?} {stats:?}");
-            assert!(cpu < took * 3 / 4, "{case}: {cpu:?} of {took:?}");
-            assert_written(&region, noise);
-
-            store.0.is_full.store(true, Ordering::Relaxed);
-            let more = engine.map(BYTES / 4).unwrap();
-            let began = Instant::now();
-            write(&more, PAGE / 16);
-            assert!(began.elapsed() < Duration::from_secs(20), "{case}");
-            assert_written(&more, PAGE / 16);
-            store.0.is_full.store(false, Ordering::Relaxed);
-            assert_written(&region, noise);
-            assert_eq!(engine.stats().remote_lost_pages, 0);
+            // A virtual machine may count as CPU time what its host takes.
+            let is_any = (0..3).any(|_| has_waited(mode, noise).unwrap_or(true));
+            assert!(is_any, "{mode}, {noise} words of noise: writers compute");
         }
     }
 }
