@@ -85,6 +85,8 @@ pub enum Bug {
     CarriedUnmanaged,
     /// What was mapped anew and managed was taken for dead when it was carried off and then moved away.
     CarriedManaged,
+    /// What was moved, registered but not managed as yet, to where a run was carried off from was taken for empty.
+    CarriedUntold,
     /// Where forks are prepared, what was mapped anew was registered before the unmapping of what it replaced was applied.
     ManagedRegistered,
     /// 05f854e: a thread that all programs need tried the gate of one for a while, and then entered it to serve
@@ -153,11 +155,12 @@ impl Bug {
 
     /// Where the kernel moves no pages. Not of the past: each is what the code would be without a line of it.
     #[cfg(simulated)]
-    pub const OF_CARRYING: [Bug; 5] = [
+    pub const OF_CARRYING: [Bug; 6] = [
         Bug::CarriedSettledLate,
         Bug::CarriedOverrun,
         Bug::CarriedFreed,
         Bug::CarriedManaged,
+        Bug::CarriedUntold,
         Bug::CarriedUnreported,
     ];
 

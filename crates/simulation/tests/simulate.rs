@@ -141,11 +141,13 @@ fn check_carried(seed: u64, schedules: u64, bug: Option<Bug>) -> Result<(), Fail
         history.prepared = true;
     } else if bug == Some(Bug::CarriedFreed) || seed % MOVES_BESIDE == 2 {
         free_beside(&mut history);
+    } else if bug == Some(Bug::CarriedUntold) || seed % MOVES_BESIDE == 4 {
+        move_over(&mut history);
     } else if seed % MOVES_BESIDE == 3 {
         move_anew(&mut history);
     }
     // Of others no event comes that leaves memfold in doubt.
-    let may_be_killed = bug.is_some() || (1..=3).contains(&(seed % MOVES_BESIDE));
+    let may_be_killed = bug.is_some() || (1..=4).contains(&(seed % MOVES_BESIDE));
     Bug::put_back(bug);
     match try_run(&history, schedules, SCHEDULES) {
         Ok(()) => Ok(()),
@@ -227,6 +229,22 @@ fn move_anew(history: &mut History) {
     }
     history.threads = vec![owner, mover];
     (history.share_places, history.limit, history.locked) = (true, 13, None);
+}
+
+/// Two threads move memory over memory that may be being carried off, and another forks, so that what is to be moved is
+/// registered for longer before it is withheld, and managed.
+fn move_over(history: &mut History) {
+    let mut mover = vec![Step::Map(0, AREA_PAGES), Step::Fill(0), Step::Rest(0)];
+    for round in 0..4 {
+        mover.extend([Step::Map(1, AREA_PAGES), Step::Fill(1)]);
+        mover.push(Step::Pause(history.seed % 40 + round));
+        mover.extend([Step::MoveOver(1, 0), Step::Check(0), Step::Rest(0)]);
+    }
+    let fork = || [Step::Fork(vec![]), Step::Pause(5)];
+    let forker = (0..6).flat_map(|_| fork()).collect();
+    history.threads = vec![mover.clone(), forker, mover];
+    (history.share_places, history.limit, history.locked) = (true, 8, None);
+    history.prepared = true;
 }
 
 /// A thread unmaps memory that is about to be carried off, and another maps more there, which is to be withheld from
@@ -427,6 +445,7 @@ fn first_seed(bug: Bug) -> u64 {
         Bug::DropsTakenForOver => 70,
         Bug::CarriedOverrun => 400,
         Bug::CarriedManaged => 490,
+        Bug::CarriedUntold => 45,
         _ => 0,
     }
 }

@@ -143,16 +143,22 @@ impl AddressSpace {
             gate.table().entry(page).set(state);
         }
         drop(stage);
-        self.note_overrun(&overrun);
         let mut regions = lock(&self.managed);
         // Other parts may be registered, too, but their resident pages are not known.
         let managed = regions.covered(from);
+        if self.resources.carries() {
+            for part in regions.uncovered(from) {
+                overrun.unmanaged_moved.add(part.moved(from.start, to));
+            }
+        }
         if !stays {
             regions.remove(from);
         }
         for part in managed {
             regions.add(part.moved(from.start, to));
         }
+        drop(regions);
+        self.note_overrun(&overrun);
         // A mapping that grew in the move is larger than the range of the event.
         self.sampling.rescan.store(true, Ordering::Relaxed);
     }

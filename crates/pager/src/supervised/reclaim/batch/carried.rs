@@ -195,6 +195,7 @@ impl AddressSpace {
         if self.resources.carries() {
             let noted = &mut lock(&self.helper_port).overrun;
             noted.removed_moved.add_all(&changes.removed_moved);
+            noted.unmanaged_moved.add_all(&changes.unmanaged_moved);
             noted.unmapped.add_all(&changes.unmapped);
         }
     }
@@ -213,7 +214,7 @@ impl AddressSpace {
             return;
         };
         let overrun = std::mem::take(&mut lock(&self.helper_port).overrun);
-        let mut is_unknown = false;
+        let (mut is_unknown, mut is_untold) = (false, false);
         let mut stage = lock(&self.stage);
         for step in 0..carried.from.pages() as u32 {
             let page = carried.from.start.plus(u64::from(step));
@@ -241,8 +242,19 @@ impl AddressSpace {
                 && matches!(entry.load(), PageState::Removed(removal) if removal.is_before(carried.removals))
                 && overrun.removed_moved.containing(page).is_some()
                 && still.containing(page).is_none();
+            // In the stage is what was planned, or what was moved there since, which has no states.
+            is_untold |= stage.owner(place).is_none()
+                && entry.load() == PageState::Hole
+                && overrun.unmanaged_moved.containing(page).is_some()
+                && still.containing(page).is_none();
         }
         drop(stage);
+        if is_untold && !Bug::CarriedUntold.is_back() {
+            self.kill_program(
+                "memory that was not managed yet was moved by one of its threads to where memory was being paged out, and \
+                 may be lost",
+            );
+        }
         if is_unknown && !Bug::CarriedFreed.is_back() {
             self.kill_program(
                 "memory that one of its threads had freed with madvise was moved to where memory was being paged out, and \

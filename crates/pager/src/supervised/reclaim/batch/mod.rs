@@ -111,6 +111,8 @@ pub(crate) struct HelperPort {
 pub(crate) struct Overrun {
     /// Where pages were moved that were `Removed`: they may be there or not.
     pub removed_moved: RangeSet,
+    /// Where memory was moved that was registered but not managed, so that its resident pages are not known.
+    pub unmanaged_moved: RangeSet,
     /// Places, by their pages, whose owners were unmapped.
     pub unmapped: RangeSet,
 }
