@@ -12,7 +12,7 @@
  *   helper locked MEGABYTES    locks all its memory, and verifies it
  *   helper late MEGABYTES      the same, when much of it is out: from then on it stays in
  *   helper privileges MEGABYTES  becomes another user, and counts the threads with capabilities
- *   helper follow MEGABYTES    gives up its capabilities, and waits until its helper is gone
+ *   helper follow MEGABYTES    gives up its capabilities, waits until its helper is gone, and drops and touches its memory
  *   helper effective MEGABYTES  the same in a child, forked while the effective user alone is another one
  *   helper ordinary MEGABYTES  has a child of a real-time thread on one CPU look at how its helper is scheduled
  *   helper mounts MEGABYTES    enters the mount namespace of a child
@@ -194,6 +194,8 @@ static void outlive_helper(void)
     must(syscall(SYS_capget, &header, sets), "capabilities");
     must(sets[0].effective == 0, "it has no capabilities");
     must(look_at_threads(ignore_thread) != 2, "a helper");
+    /* Until its memory is managed. */
+    usleep(200000);
     memset(sets, 0, sizeof sets);
     must(syscall(SYS_capset, &header, sets), "capabilities are given up");
     double end = seconds_now() + 10;
@@ -202,6 +204,10 @@ static void outlive_helper(void)
         usleep(5000);
     }
     verify("without a helper");
+    for (uint64_t generation = 2; generation < 22; generation++) {
+        must(madvise(memory, pages * WORDS * sizeof *memory, MADV_DONTNEED), "memory is dropped");
+        stamp_pages(memory, 0, pages, generation);
+    }
     say("follow ok\n");
 }
 

@@ -142,9 +142,17 @@ impl Inspector {
     }
 
     /// How much is mapped, and how much anonymous memory is resident.
+    ///
+    /// # Errors
+    /// If the program is gone, or descriptors are short.
     pub fn sizes(&self) -> io::Result<Sizes> {
         let mut buffer = [0u8; 128];
-        let length = self.statm.read_at(&mut buffer, 0)?;
+        let length = match self.statm.read_at(&mut buffer, 0) {
+            Err(error) if self.is_outlived(&error) => {
+                self.process.open_living("statm")?.read_at(&mut buffer, 0)?
+            }
+            read => read?,
+        };
         let text = std::str::from_utf8(&buffer[..length]).unwrap_or("");
         Sizes::of_statm(text).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
@@ -166,6 +174,13 @@ impl Inspector {
             Ok(stat) => matches!(stat_field(&stat, 3), Some('Z' | 'X')),
             Err(error) => matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)),
         }
+    }
+
+    /// Whether the thread by which the process is looked at has ended, as an error tells, and the program goes on: then
+    /// another thread shows the same.
+    fn is_outlived(&self, error: &io::Error) -> bool {
+        let has_ended = matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH));
+        has_ended && self.is_released() == Some(false)
     }
 
     fn thread_state(&self) -> Option<char> {
@@ -197,7 +212,12 @@ impl Inspector {
     /// Anonymous memory in bytes with each page divided among the processes that share it. Slower:
     /// the kernel walks the page tables.
     pub fn proportional_bytes(&self) -> io::Result<u64> {
-        let text = self.thread_text("smaps_rollup")?;
+        let text = match self.thread_text("smaps_rollup") {
+            Err(error) if self.is_outlived(&error) => {
+                io::read_to_string(self.process.open_living("smaps_rollup")?)?
+            }
+            text => text?,
+        };
         named_bytes(&text, "Pss_Anon").ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 

@@ -90,7 +90,8 @@ fn the_helper_keeps_no_privileges() {
     ends_well("effective", "1", "privileges");
 }
 
-/// What has capabilities, but none to change its user, has a helper with the same ones.
+/// What has capabilities, but none to change its user, has a helper with the same ones. What the program drops and touches
+/// again afterwards counts once.
 #[test]
 fn a_helper_ends_when_its_program_gives_up_capabilities() {
     beside!(&["cc", "setpriv"]);
@@ -101,11 +102,13 @@ fn a_helper_ends_when_its_program_gives_up_capabilities() {
         .args(["--reuid", "65534", "--clear-groups"])
         .args(["--inh-caps", "+net_raw", "--ambient-caps", "+net_raw"])
         .arg(program)
-        .args(["follow", "1"])
+        .args(["follow", "8"])
         .timeout(Duration::from_secs(60))
         .run(Limits::Resident(16 * MIB));
     outcome.assert_success();
     assert_eq!(outcome.text(), "follow ok\n", "{}", outcome.errors);
+    let peak = outcome.number("peak_resident_bytes") as u64;
+    assert!(peak < 32 * MIB, "{} MiB", peak / MIB);
 }
 
 /// It would get no time beside a real-time thread that is busy.

@@ -491,13 +491,18 @@ impl Acceptor {
         }
     }
 
-    /// A helper's socket closed: its thread ended, and with it the address space, or soon. It is
-    /// kept until the kernel says that it is gone, as another process may still be in it.
+    /// A helper's socket closed: its thread ended, mostly with the program. The address space is kept until the kernel
+    /// says that it is gone: the helper alone may have ended, or another process may still use the memory.
     fn see_off(&mut self, id: u64) {
         self.drop_socket(id);
         if let Some(space) = self.group.space(id) {
             space.life.detach();
-            space.leave();
+            if space.is_gone() {
+                space.leave();
+            } else if !space.leave_if_ended() {
+                // It may be ending: the governor looks.
+                self.group.resources.activity.note();
+            }
         }
     }
 }

@@ -185,8 +185,23 @@ impl Acceptor {
         if space.fork.forked.load(Ordering::Relaxed) {
             self.group.resources.shared.add_space(resident);
         }
+        self.leave_earlier(space);
         self.group.add_space(space.clone());
         Ok(())
+    }
+
+    /// What a process had before it executed a program is not its own any more, though another one may use it still.
+    fn leave_earlier(&self, space: &AddressSpace) {
+        let Some(inspector) = space.inspector() else {
+            return;
+        };
+        let process = inspector.process();
+        for earlier in self.group.spaces() {
+            let of = earlier.inspector().filter(|_| earlier.is_detached());
+            if of.is_some_and(|of| of.process().is_same(process)) {
+                earlier.leave();
+            }
+        }
     }
 
     /// The address space of a forked child that says it is its own, and the way to look into it.

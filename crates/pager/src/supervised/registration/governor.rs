@@ -339,8 +339,10 @@ impl Governor {
         }
         let filling = || space.sampling.filling.load(Ordering::Relaxed);
         let before = filling();
-        if !space.has_left()
-            && let Some(inspector) = space.inspector()
+        if space.has_left() {
+            // What another process brings in that uses its memory does not count.
+            space.set_resident_pages(filling().max(before));
+        } else if let Some(inspector) = space.inspector()
             && let Ok(sizes) = inspector.sizes()
         {
             // What is filled meanwhile may be in the sizes or not: until the next sample it counts twice at worst.
@@ -377,6 +379,8 @@ impl Governor {
             space.leave();
             self.handlers.forget(space);
             self.group.remove_space(space.id);
+        } else if !space.has_left() {
+            space.leave_if_ended();
         }
     }
 

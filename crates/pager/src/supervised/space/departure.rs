@@ -1,4 +1,4 @@
-//! Helpers that are to exit before their program does.
+//! Helpers that are to exit before their program does, and programs that have ended.
 
 use crate::supervised::space::AddressSpace;
 use memfold_sys::process::Credentials;
@@ -8,7 +8,7 @@ impl AddressSpace {
     /// (`exit`, not `exit_group`). The last thread's status becomes that of the process, so the helper
     /// exits with the main thread's status, the only one that is known.
     pub(crate) fn end_helper_after_threads(&self) {
-        if !self.has_left()
+        if !self.is_detached()
             && let Some(attached) = self.attached()
             && let Some(status) = attached.inspector.left_to_one()
         {
@@ -19,7 +19,7 @@ impl AddressSpace {
     /// Makes a privileged helper exit once its program gave up privileges: an attacker in the program
     /// could use the helper's.
     pub(crate) fn follow_privileges(&self) {
-        let Some(attached) = self.attached().filter(|_| !self.has_left()) else {
+        let Some(attached) = self.attached().filter(|_| !self.is_detached()) else {
             return;
         };
         let privileges = || {
@@ -38,5 +38,16 @@ impl AddressSpace {
             );
             self.channel.dismiss_helper(0);
         }
+    }
+
+    /// Notes it if the process that had the helper has ended: what another one uses of its memory is not counted. Whether
+    /// it has.
+    pub(crate) fn leave_if_ended(&self) -> bool {
+        let inspector = self.attached().map(|attached| &attached.inspector);
+        let has_ended = inspector.is_some_and(|inspector| inspector.process().has_ended());
+        if has_ended {
+            self.leave();
+        }
+        has_ended
     }
 }

@@ -17,12 +17,12 @@ use std::sync::atomic::{AtomicU8, Ordering};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum Phase {
-    /// No helper is connected: none connected yet, or its socket closed. The governor probes whether
-    /// the kernel has released the address space.
+    /// No helper is connected: none connected yet, or its socket closed, as the helper ended, alone or with its program. The
+    /// governor probes whether the kernel has released the address space.
     Detached,
     /// The helper's socket is open.
     Attached,
-    /// The program exited or executed another one: nothing of it is resident.
+    /// The program exited or executed another one: nothing of it is resident. (Another process may use its memory.)
     Left,
     /// The kernel has released the address space.
     Dead,

@@ -280,7 +280,7 @@ impl AddressSpace {
         lock(&self.child_process).get_or_insert_with(|| Arc::new(inspector));
     }
 
-    /// Whether the program exited or executed another one.
+    /// Whether the program is known to have exited, or to have executed another one.
     pub(crate) fn has_left(&self) -> bool {
         self.life.phase() >= Phase::Left
     }

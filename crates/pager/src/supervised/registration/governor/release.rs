@@ -48,9 +48,10 @@ impl Governor {
     /// A slice. Returns whether the program was answered.
     fn release(&mut self, space: &Arc<AddressSpace>) -> bool {
         space.prepared.released.store(true, Ordering::Relaxed);
-        if space.has_left() {
+        let is_over = space.let_go.has_ended_helper() && space.is_detached();
+        if space.has_left() || is_over {
             // A program that ended is found gone elsewhere: another process may use its memory still.
-            if space.let_go.has_ended_helper() {
+            if is_over {
                 self.handlers.forget(space);
                 self.group.dismiss(space);
             }
