@@ -93,11 +93,10 @@ pub enum Bug {
     /// a fault, however long that took.
     GateEnteredTwice,
     /// The helper did not mark what it had withheld of a range that was mapped only in part by then: no child was given it.
-    #[cfg_attr(
-        not(simulated),
-        expect(dead_code, reason = "the helper's, of which the model has its own")
-    )]
     WithheldUnmarked,
+    /// What was mapped beside a fork, where the forking thread then withheld what it had given, was taken for what the
+    /// program keeps from its children itself.
+    KeptByMistake,
     /// Places of the stage of which the helper could not free all pages were taken for empty. Not of the past.
     DropsTakenForDone,
     /// Of no child beside whose fork mappings changed it was looked for which of the changes it contains.
@@ -142,7 +141,7 @@ impl Bug {
 
     /// Those that it finds in longer searches, or did not find yet.
     #[cfg(simulated)]
-    pub const RARE: [Bug; 8] = [
+    pub const RARE: [Bug; 9] = [
         Bug::ZerosBesideMadvise,
         Bug::CarriedUnmanaged,
         Bug::ClaimsWithoutNumbers,
@@ -150,6 +149,7 @@ impl Bug {
         Bug::StrayUnnoticed,
         Bug::ZappingNotAwaited,
         Bug::GivenUnchecked,
+        Bug::KeptByMistake,
         Bug::DropsTakenForDone,
     ];
 

@@ -116,13 +116,59 @@ fn prepared_forks_see_one_moment() {
 /// A thread unmaps memory that is about to be withheld, and maps less there, before another forks: the child has it.
 #[test]
 fn memory_that_was_withheld_in_part_is_given_to_children() {
-    const SEED: u64 = 6685;
+    const SEEDS: u64 = 3000;
     silence_panics_of_executions();
-    let check = |bug| check_prepared(SEED, SEED, bug).expect("forks");
-    let failure = check(Some(Bug::WithheldUnmarked)).expect_err("the bug is found");
+    let check = |seed, bug| check_prepared(seed, seed, bug);
+    let found = |seed| Some((seed, check(seed, Some(Bug::WithheldUnmarked))?.err()?));
+    let (seed, failure) = (0..SEEDS).find_map(found).expect("the bug is found");
     assert_eq!(failure.why, "a page is not mapped");
-    if let Err(failure) = check(None) {
-        panic!("{failure}");
+    if let Some(Err(failure)) = check(seed, None) {
+        panic!("seed {seed}: {failure}");
+    }
+}
+
+/// A thread maps memory over its own, another forks, and its forks are prepared.
+fn check_mapped_over(seed: u64, bug: Option<Bug>) -> Result<(), Failure> {
+    const SCHEDULES: usize = 3;
+    const ROUNDS: u64 = 4;
+    let mut history = History::of_seed(seed);
+    let mut mapper = vec![Step::Map(0, AREA_PAGES), Step::Fill(0)];
+    let mut forker = vec![Step::Map(0, 2), Step::Fill(0), Step::Rest(0)];
+    for round in 1..=ROUNDS {
+        mapper.extend([Step::Rest(0), Step::Pause(seed * round % 30)]);
+        mapper.extend([Step::MapOver(0), Step::Fill(0)]);
+        forker.extend([Step::Fork(vec![]), Step::Fork(vec![])]);
+        forker.push(Step::Pause(seed * round % 20));
+    }
+    history.threads = vec![mapper, forker];
+    (history.limit, history.locked, history.carries) = (12, None, false);
+    (history.prepared, history.adversity) = (true, Adversity::default());
+    Bug::put_back(bug);
+    try_run(&history, seed, SCHEDULES).map_err(|why| Failure {
+        seed,
+        history,
+        schedules: SCHEDULES,
+        why,
+    })
+}
+
+/// The child of the next fork has it, too.
+#[test]
+fn memory_that_was_mapped_over_beside_a_fork_is_given_to_children() {
+    silence_panics_of_executions();
+    const SEEDS: u64 = 1000;
+    let found = |seed| {
+        Some((
+            seed,
+            check_mapped_over(seed, Some(Bug::KeptByMistake)).err()?,
+        ))
+    };
+    let (seed, failure) = (0..SEEDS).find_map(found).expect("the bug is found");
+    assert_eq!(failure.why, "a page is not mapped");
+    for seed in (0..20).chain([seed]) {
+        if let Err(failure) = check_mapped_over(seed, None) {
+            panic!("seed {seed}: {failure}");
+        }
     }
 }
 

@@ -11,7 +11,8 @@ mod threads;
 pub use handle::{Credentials, Process};
 pub use inspector::{Inspector, TraceStop};
 pub use mappings::{
-    AreaKind, InheritedBy, InheritedRange, VirtualMemoryArea, kernel_finds_mappings, kernel_seals,
+    AreaKind, InheritedBy, InheritedRange, KeptRange, VirtualMemoryArea, kernel_finds_mappings,
+    kernel_seals,
 };
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use mappings::{inherited_ranges, parse_line};

@@ -62,6 +62,8 @@ pub enum Step {
     Free(usize),
     /// munmap.
     Unmap(usize),
+    /// mmap over an area (`MAP_FIXED`). No history of a seed has it.
+    MapOver(usize),
     /// mremap to a free place; the flag is `MREMAP_DONTUNMAP`.
     Move(usize, bool),
     /// mremap to a free place, and back at once.

@@ -94,6 +94,11 @@ impl ProgramThread {
                     self.memory.unmap(range);
                 }
             }
+            Step::MapOver(area) => {
+                if let Some(range) = self.areas[area] {
+                    self.memory.map_over(range);
+                }
+            }
             Step::Move(area, stays) => self.relocate(area, stays),
             Step::Away(area) => {
                 let before = self.areas[area];
@@ -342,7 +347,9 @@ impl ProgramThread {
 
     /// The fork itself. The child begins at once.
     fn clone_child(&self, token: Option<u64>, steps: Vec<Step>) {
-        let memory = self.memory.fork_unreported(self.world.next_process());
+        let memory = self
+            .memory
+            .fork_unreported(self.world.next_process(), token.is_some());
         let child = self.child(&memory);
         let world = self.world.clone();
         let thread = named("child", move || {

@@ -3,6 +3,7 @@
 use crate::bugs::Bug;
 use crate::options::{Floor, Limit};
 use crate::page::{PageRange, VirtualPage};
+use crate::page_state::PageState;
 use crate::pool_memory::MappedSource;
 use crate::simulation::history::History;
 use crate::simulation::model::helper::Helper;
@@ -22,7 +23,9 @@ use crate::supervised::reclaim::reclaimer::Reclaimer;
 use crate::supervised::registration::register::register;
 use crate::supervised::registration::vma_scan::VmaScan;
 use crate::supervised::space::fork_state::ForkState;
+use crate::supervised::space::gate::Inside;
 use crate::supervised::space::{AddressSpace, Arena, Attached};
+use crate::sync::lock;
 use memfold_swap::{ScanPolicy, Scratch, SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
 use shuttle::thread::{self, JoinHandle, Thread};
@@ -34,6 +37,8 @@ use std::time::Duration;
 pub(crate) const BEACON: VirtualPage = VirtualPage(0x80);
 /// The first page of the stage.
 const STAGE: VirtualPage = VirtualPage(0x100);
+/// The PID of the program that forked from none.
+const FIRST_PROCESS: i32 = 1;
 /// Longest wait of the governor for a gate, as on a host.
 const GOVERNOR_PATIENCE: Duration = Duration::from_millis(5);
 /// One seed in `CREW_PERIOD` has a thread that helps the reclaimer.
@@ -347,6 +352,7 @@ impl World {
                 }
                 space.note_resident_pages(space.uffd().0.resident_pages());
                 space.withhold_moved();
+                self.check_withheld(&space);
                 space.watch_removals();
                 self.see_to_listeners(&space);
                 self.register(&space, &mut service);
@@ -355,6 +361,41 @@ impl World {
             self.group.refresh_limit();
             self.group.resources.wake_reclaimer();
             time::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Where forks are prepared and none is under way, what is out of the first program is withheld, once all events are
+    /// applied and what was moved beside a fork is withheld again.
+    fn check_withheld(&self, space: &AddressSpace) {
+        let memory = &space.uffd().0;
+        if !self.prepares_forks() || memory.pid != FIRST_PROCESS {
+            return;
+        }
+        // Nothing becomes managed meanwhile.
+        let Some(gate) = space.try_shared() else {
+            return;
+        };
+        let is_under_way = !lock(&space.prepared.moved).ranges().is_empty()
+            || !lock(&space.prepared.doubtful).given.ranges().is_empty()
+            || lock(&space.changes).order.is_waiting()
+            || space.channel.is_withholding();
+        if is_under_way || space.channel.is_forking() {
+            return;
+        }
+        let state = memory.state();
+        if state.gone || state.queues.changing > 0 {
+            return;
+        }
+        let pages = state.pages.iter();
+        let given = pages.filter(|(_, mapped)| !mapped.own && !mapped.withheld);
+        let given: Vec<_> = given.map(|(page, _)| *page).collect();
+        drop(state);
+        for page in given {
+            gate.table().visit(PageRange::around(page, 1), |_, entry| {
+                let is_out = matches!(entry.load(), PageState::Swapped(..));
+                assert!(!is_out, "a page is out that children by a raw clone have");
+                true
+            });
         }
     }
 

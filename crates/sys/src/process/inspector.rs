@@ -1,6 +1,8 @@
 //! Looking into another process: how large it is, what its threads do, what a page holds.
 
-use super::{Credentials, Process, Sizes, ThreadSample, named_bytes, named_field, stat_field};
+use super::{
+    Credentials, KeptRange, Process, Sizes, ThreadSample, named_bytes, named_field, stat_field,
+};
 use crate::{PAGE_SIZE, deadline};
 use std::fs::File;
 use std::io;
@@ -38,12 +40,12 @@ pub struct Inspector {
 }
 
 impl Inspector {
-    /// The ranges that are kept from forked children (`MADV_DONTFORK`), as `(start, end)`. Slower than
+    /// The ranges that are kept from forked children (`MADV_DONTFORK`). Slower than
     /// [`Inspector::areas`]: the kernel walks the page tables.
     ///
     /// # Errors
     /// If the process is gone.
-    pub fn kept_from_children(&self) -> io::Result<Vec<(u64, u64)>> {
+    pub fn kept_from_children(&self) -> io::Result<Vec<KeptRange>> {
         // By the thread by which the other files were opened, so it shows the same address space.
         let path = format!("task/{}/smaps", self.thread);
         super::mappings::kept_ranges(&self.process.open_file(&path)?)

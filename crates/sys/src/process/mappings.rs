@@ -57,6 +57,19 @@ pub struct InheritedRange {
     pub movable: bool,
 }
 
+/// A range that is kept from forked children (`MADV_DONTFORK`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeptRange {
+    /// First address.
+    pub start: u64,
+    /// First address behind it.
+    pub end: u64,
+    /// Anonymous, and registered with a userfaultfd for missing pages: only such memory is ever out.
+    pub is_registered: bool,
+    /// By a driver, which has mapped memory of its own there: no `madvise` of the program's.
+    pub is_of_driver: bool,
+}
+
 pub(crate) fn parse_line(line: &str) -> Option<VirtualMemoryArea> {
     let MapsLine {
         range,
@@ -148,10 +161,20 @@ fn pick_flagged<T>(
     Ok(picked)
 }
 
-/// The ranges that a `smaps` shows as kept from forked children, as `(start, end)`.
-pub(super) fn kept_ranges(smaps: &File) -> io::Result<Vec<(u64, u64)>> {
-    pick_flagged(smaps, |area, flags| {
-        has_flag(flags, "dc").then_some((area.start, area.end))
+/// The ranges that a `smaps` shows as kept from forked children.
+pub(super) fn kept_ranges(smaps: &File) -> io::Result<Vec<KeptRange>> {
+    pick_flagged(smaps, kept_range)
+}
+
+fn kept_range(area: &VirtualMemoryArea, flags: &str) -> Option<KeptRange> {
+    let has = |flag| has_flag(flags, flag);
+    has("dc").then(|| KeptRange {
+        start: area.start,
+        end: area.end,
+        // Shared memory can be registered, too, and is never out.
+        is_registered: has("um") && area.is_anonymous(),
+        // Huge pages are not to be expanded either.
+        is_of_driver: has("io") || has("pf") || (has("de") && !has("ht")),
     })
 }
 
@@ -385,6 +408,21 @@ mod tests {
             .iter()
             .map(|(header, flags)| format!("{header}\nRss:  0 kB\nVmFlags: {flags}\n"));
         text.collect()
+    }
+
+    #[test]
+    fn what_is_kept_from_children_says_by_whom() {
+        let area = parse_line("1000-3000 rw-p 00000000 00:00 0").unwrap();
+        let kept = |flags| {
+            let kept = kept_range(&area, flags)?;
+            Some((kept.is_registered, kept.is_of_driver))
+        };
+        assert_eq!(kept("rd wr mr mw me ac"), None);
+        assert_eq!(kept("rd wr dc ac"), Some((false, false)));
+        assert_eq!(kept("rd wr dc rr um"), Some((true, false)));
+        assert_eq!(kept("rd wr sh io dc de"), Some((false, true)));
+        assert_eq!(kept("rd wr sh dc de"), Some((false, true)), "as of perf");
+        assert_eq!(kept("rd wr dc de ht"), Some((false, false)));
     }
 
     #[test]

@@ -166,6 +166,18 @@ fn children_of_static_programs_have_everything() {
     }
 }
 
+/// The forking thread withholds again what it gave, where other memory may be mapped by then.
+#[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
+fn children_have_what_was_mapped_beside_a_fork() {
+    beside!(&["cc"]);
+    for what in ["anonymous", "file"] {
+        let outcome = prepared("mapped_over", &["24", what]).run(Limits::Resident(16 * MIB));
+        outcome.assert_success();
+        assert_eq!(outcome.text(), "mapped_over ok\n");
+    }
+}
+
 #[test]
 fn a_child_past_the_c_library_lacks_what_is_managed() {
     beside!(&["cc"]);

@@ -525,7 +525,10 @@ fn obey(memory: &Arc<Memory>, thread: u32, call: Call) -> (Answer, Option<Arc<Me
         Call::Mark(pages) => advised(memory.mark(pages.range())),
         Call::Free(pages) => advised(memory.free_pages(pages.range())),
         Call::ForkUnreported(child) => {
-            return (Answer::Forked, Some(memory.fork_unreported(child as i32)));
+            return (
+                Answer::Forked,
+                Some(memory.fork_unreported(child as i32, false)),
+            );
         }
         Call::Fork(child) => return (Answer::Forked, Some(memory.fork(child as i32))),
         Call::Carry(from, to) => match memory.carry_off(from.range(), page(to)) {

@@ -43,9 +43,21 @@ impl Memory {
 
     /// munmap.
     pub fn unmap(&self, range: PageRange) {
+        self.replace(range, false);
+    }
+
+    /// mmap over what is mapped there (`MAP_FIXED`).
+    pub fn map_over(&self, range: PageRange) {
+        self.replace(range, true);
+    }
+
+    fn replace(&self, range: PageRange, maps: bool) {
         let mut state = self.begin_change(range);
         let registered = state.unmap(range);
-        trace(|| format!("unmaps {}", short(range)));
+        if maps {
+            state.map(range, false);
+        }
+        trace(|| format!("unmaps {}, maps anew {maps}", short(range)));
         state.queues.changing += u32::from(registered);
         drop(state);
         if registered {
@@ -283,9 +295,10 @@ impl Memory {
         }
     }
 
-    /// fork where the userfaultfd asks for no event: the child's memory is not registered.
-    pub fn fork_unreported(&self, pid: i32) -> Arc<Memory> {
-        let child = self.fork_with(pid, false);
+    /// fork where the userfaultfd asks for no event: the child's memory is not registered. If it is prepared, the child
+    /// has all that its parent had.
+    pub fn fork_unreported(&self, pid: i32, is_prepared: bool) -> Arc<Memory> {
+        let child = self.fork_with(pid, (false, is_prepared));
         {
             let mut copy = child.state();
             for mapped in copy.pages.values_mut() {
@@ -299,10 +312,10 @@ impl Memory {
 
     /// fork: a child that shares all pages. It has no thread before the event is read.
     pub fn fork(&self, pid: i32) -> Arc<Memory> {
-        self.fork_with(pid, true)
+        self.fork_with(pid, (true, true))
     }
 
-    fn fork_with(&self, pid: i32, is_reported: bool) -> Arc<Memory> {
+    fn fork_with(&self, pid: i32, (is_reported, has_all): (bool, bool)) -> Arc<Memory> {
         let child = Arc::new(Memory::of_child(self, pid));
         let everything = PageRange {
             start: VirtualPage(0),
@@ -329,7 +342,9 @@ impl Memory {
             let MemoryState {
                 expected, pages, ..
             } = &mut *copy;
-            expected.retain(|page, _| pages.contains_key(page));
+            if !has_all {
+                expected.retain(|page, _| pages.contains_key(page));
+            }
             copy.areas = state.areas;
         }
         // Of what is not copied, no userfaultfd is made for the child.

@@ -242,7 +242,8 @@ pub(crate) struct Listed {
 /// What the helper is asked to withhold.
 #[derive(Default)]
 struct Withhold {
-    asked: Option<PageRange>,
+    /// The range, and whether it is to be given instead.
+    asked: Option<(PageRange, bool)>,
     answer: Option<Result<(), Errno>>,
 }
 
@@ -375,13 +376,27 @@ impl SharedChannel {
 
     /// Asks the helper to withhold a range.
     pub(crate) fn withhold(&self, start: u64, length: u64, timeout: Duration) -> Result<(), Errno> {
+        self.change_withheld((start, length), false, timeout)
+    }
+
+    /// Asks the helper to give a range to forked children again.
+    pub(crate) fn give(&self, start: u64, length: u64, timeout: Duration) -> Result<(), Errno> {
+        self.change_withheld((start, length), true, timeout)
+    }
+
+    fn change_withheld(
+        &self,
+        (start, length): (u64, u64),
+        give: bool,
+        timeout: Duration,
+    ) -> Result<(), Errno> {
         const LOOKS: u32 = 32;
         {
             let mut request = lock_model(&self.withhold);
             if request.asked.is_some() {
                 return Err(Errno::ETIMEDOUT);
             }
-            request.asked = Some(PageRange::of_addresses(start, start + length));
+            request.asked = Some((PageRange::of_addresses(start, start + length), give));
             request.answer = None;
         }
         self.wake_helper();
@@ -394,17 +409,19 @@ impl SharedChannel {
         Err(Errno::ETIMEDOUT)
     }
 
-    /// For the helper: withholds what it is asked to.
-    pub(crate) fn serve_withholding(&self, withhold: impl Fn(PageRange) -> Result<(), Errno>) {
+    /// For the helper: withholds, or gives, what it is asked to.
+    pub(crate) fn serve_withholding(&self, change: impl Fn(PageRange, bool) -> Result<(), Errno>) {
         let asked = lock_model(&self.withhold).asked;
-        if let Some(range) = asked {
-            self.managed.store(true, Ordering::Relaxed);
-            interleave();
-            let answer = match self.is_forking() {
+        if let Some((range, give)) = asked {
+            if !give {
+                self.managed.store(true, Ordering::Relaxed);
+                interleave();
+            }
+            let answer = match !give && self.is_forking() {
                 true => Err(Errno::EAGAIN),
                 false => {
                     dawdle();
-                    withhold(range)
+                    change(range, give)
                 }
             };
             let mut request = lock_model(&self.withhold);
@@ -428,11 +445,11 @@ impl SharedChannel {
     pub(crate) fn next_command(
         &self,
         done: u32,
-        withhold: impl Fn(PageRange) -> Result<(), Errno>,
+        change: impl Fn(PageRange, bool) -> Result<(), Errno>,
     ) -> Option<(u32, Command)> {
         *lock_model(&self.helper) = Some(shuttle::thread::current());
         loop {
-            self.serve_withholding(&withhold);
+            self.serve_withholding(&change);
             if self.closed.load(Ordering::Relaxed) {
                 return None;
             }

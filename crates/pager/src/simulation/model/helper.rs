@@ -55,8 +55,14 @@ impl Helper {
     pub(crate) fn run(mut self) {
         let mut done = 0;
         let (channel, memory) = (self.channel.clone(), self.memory.clone());
-        let withhold = |range| memory.withhold(range).map_err(|_| Errno::ENOMEM);
-        while let Some((posted, command)) = channel.next_command(done, withhold) {
+        let change = |range, give| {
+            let changed = match give {
+                true => memory.give(range),
+                false => memory.withhold(range),
+            };
+            changed.map_err(|_| Errno::ENOMEM)
+        };
+        while let Some((posted, command)) = channel.next_command(done, change) {
             self.execute(posted, command);
             done = posted;
             if memory.state().has_helper_ended {

@@ -10,7 +10,7 @@ use crate::supervised::space::AddressSpace;
 use crate::sync::interleave;
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::process::{
-    AreaKind, InheritedBy, InheritedRange, ThreadSample, VirtualMemoryArea,
+    AreaKind, InheritedBy, InheritedRange, KeptRange, ThreadSample, VirtualMemoryArea,
 };
 use std::io;
 use std::sync::Arc;
@@ -68,9 +68,25 @@ impl Inspector {
         Ok(0)
     }
 
-    /// Programs of the model keep nothing from their children.
-    pub(crate) fn kept_from_children(&self) -> io::Result<Vec<(u64, u64)>> {
-        Ok(Vec::new())
+    /// Programs of the model keep nothing from their children themselves.
+    pub(crate) fn kept_from_children(&self) -> io::Result<Vec<KeptRange>> {
+        interleave();
+        if self.0.state().gone {
+            return Err(Self::gone());
+        }
+        let kept = |is_registered| {
+            let is_wanted = move |mapped: &Mapped| {
+                mapped.withheld && (mapped.registered != Registered::No) == is_registered
+            };
+            let areas = self.areas(is_wanted).into_iter();
+            areas.map(move |(range, ..)| KeptRange {
+                start: range.start.address(),
+                end: range.end.address(),
+                is_registered,
+                is_of_driver: false,
+            })
+        };
+        Ok(kept(false).chain(kept(true)).collect())
     }
 
     /// Nothing to close.

@@ -115,9 +115,9 @@ impl Reader {
                 Some(Change::Remove(range)) => space.apply_remove(gate, range),
                 Some(Change::Remap { from, to, stays }) => {
                     // Unless quiet, the echo may be yet to come.
-                    let (stays, forks) = (stays && quiet, space.channel.is_forking());
+                    let stays = stays && quiet;
                     space.apply_remap(gate, from, to, stays);
-                    space.prepared.note_move(from, to, stays, forks);
+                    space.prepared.note_move(from, to, stays);
                     emptied.push(from);
                 }
                 Some(Change::Fork(_)) => {}

@@ -16,7 +16,7 @@
 //! The child stands still until then. One whose token is not known (any more) is not admitted, and ends.
 
 use crate::bugs::Bug;
-use crate::page::VirtualPage;
+use crate::page::{PageRange, VirtualPage};
 use crate::range_set::RangeSet;
 use crate::supervised::events::read::{Messages, Reader};
 use crate::supervised::events::reorder::Change;
@@ -107,6 +107,7 @@ impl Reader {
             token: expected.expect(),
             began: Instant::now(),
             listed_after: None,
+            listed: Vec::new(),
             marked: RangeSet::default(),
             messages,
         };
@@ -145,6 +146,11 @@ impl Reader {
             return Outcome::AskAgain;
         }
         let Some(uffd) = self.await_child(space, gate, fork) else {
+            // What was listed last may be outdated, and the thread withholds it.
+            let mut doubtful = lock(&space.prepared.doubtful);
+            for (start, end) in &fork.listed {
+                doubtful.add(PageRange::of_addresses(*start, *end));
+            }
             return Outcome::Over;
         };
         {
@@ -234,6 +240,8 @@ impl Reader {
             if space.has_staged(gate) || !space.channel.list_withheld(fork.token, &spans) {
                 return Listed::Never;
             }
+            fork.listed = spans;
+            space.prepared.beside_fork.store(true, Ordering::Relaxed);
             space.channel.set_fork_step(LISTED);
             return Listed::Yes(space.resources.shared.begin_fork());
         }
@@ -298,6 +306,8 @@ struct Granted<'a> {
     began: Instant,
     /// How many changes of mappings were applied when the withheld VMAs were listed; none before the first time.
     listed_after: Option<u32>,
+    /// What was listed, as addresses.
+    listed: Vec<(u64, u64)>,
     /// What the child's mappings show as marked, but for what moves before it is cloned.
     marked: RangeSet,
     /// What was read meanwhile.

@@ -11,7 +11,7 @@ use crate::page_table::PageTable;
 use crate::range_set::RangeSet;
 use crate::supervised::kernel::{Memory, Process};
 use crate::supervised::space::AddressSpace;
-use crate::supervised::space::gate::{Exclusive, Inside};
+use crate::supervised::space::gate::{Exclusive, Inside, Shared};
 use crate::sync::lock;
 use crate::time::Instant;
 use memfold_sys::channel::WITHHELD_MOST;
@@ -175,7 +175,10 @@ impl AddressSpace {
     /// it keeps a part. What it keeps is not withheld, nor marked: a prepared fork gives what is withheld.
     fn kept_by_program(&self, ranges: &[PageRange]) -> (Vec<PageRange>, Vec<PageRange>) {
         let withheld = lock(&self.prepared.withheld).clone();
-        let is_new = |range: &&PageRange| withheld.covered(**range).is_empty();
+        let doubtful = lock(&self.prepared.doubtful).ranges();
+        let is_new = |range: &&PageRange| {
+            withheld.covered(**range).is_empty() && doubtful.covered(**range).is_empty()
+        };
         let new: Vec<PageRange> = ranges.iter().filter(is_new).copied().collect();
         let Some(inspector) = self.inspector().filter(|_| !new.is_empty()) else {
             return (Vec::new(), Vec::new());
@@ -191,8 +194,8 @@ impl AddressSpace {
             }
         };
         let mut kept = RangeSet::default();
-        for (start, end) in areas {
-            kept.add(PageRange::of_addresses(start, end));
+        for area in areas {
+            kept.add(PageRange::of_addresses(area.start, area.end));
         }
         let new = new.into_iter();
         let new = new.filter(|range| !kept.covered(*range).is_empty());
@@ -210,24 +213,27 @@ impl AddressSpace {
                 failed.push(*range);
                 continue;
             }
-            // Before it is asked: a fork that begins meanwhile must list it.
+            // Before it is asked: a fork that begins meanwhile must list it, and what was mapped there since.
+            lock(&self.prepared.doubtful).asked = Some(*range);
             lock(&self.prepared.withheld).add(*range);
             let (start, bytes) = (range.start.address(), range.pages() * PAGE_SIZE as u64);
-            match self.channel.withhold(start, bytes, PATIENCE) {
+            let may_have_met_others = match self.channel.withhold(start, bytes, PATIENCE) {
                 Ok(()) => {
                     // At once: a fork that begins now has the mark.
                     self.prepared.note_marked(*range, changes);
-                    if !self.is_unchanged(*range, changes) {
-                        self.prepared.astray.store(true, Ordering::Relaxed);
-                    }
+                    !self.is_unchanged(*range, changes)
                 }
                 Err(errno) => {
-                    // As a thread forks, the helper has marked nothing. Else it may yet.
-                    if errno != Errno::EAGAIN {
-                        self.prepared.astray.store(true, Ordering::Relaxed);
-                    }
                     failed.push(*range);
+                    // As a thread forks, the helper has marked nothing. Else it may yet.
+                    errno != Errno::EAGAIN
                 }
+            };
+            let mut doubtful = lock(&self.prepared.doubtful);
+            doubtful.asked = None;
+            if may_have_met_others {
+                doubtful.add(*range);
+                self.prepared.astray.store(true, Ordering::Relaxed);
             }
         }
         failed
@@ -273,9 +279,110 @@ impl AddressSpace {
         found
     }
 
-    /// The same for what was moved while it was given to a child. What cannot be withheld now is tried again at the
-    /// next call.
+    /// Whether all changes of mappings so far are applied, as far as the gate can be had within that time. They stay so
+    /// while the guard lives, but for those that begin.
+    fn settled_within(&self, patience: Duration) -> Option<Shared<'_>> {
+        let gate = self.shared_within(patience).ok()?;
+        let is_settled = !lock(&self.changes).order.is_waiting() && !self.is_changing();
+        is_settled.then_some(gate)
+    }
+
+    /// Of what may be kept from children by mistake, what is, and whether it is registered.
+    ///
+    /// # Errors
+    /// If the program is gone.
+    fn kept_in(&self, doubtful: &RangeSet) -> io::Result<(RangeSet, RangeSet)> {
+        let (mut registered, mut others) = (RangeSet::default(), RangeSet::default());
+        let Some(attached) = self.attached().filter(|_| !doubtful.ranges().is_empty()) else {
+            return Ok((registered, others));
+        };
+        let areas = attached.inspector.kept_from_children();
+        let areas = areas.inspect_err(|error| {
+            if error.kind() == io::ErrorKind::FileTooLarge {
+                self.note_unreadable();
+            }
+        })?;
+        for area in areas.iter().filter(|area| !area.is_of_driver) {
+            let kept = if area.is_registered {
+                &mut registered
+            } else {
+                &mut others
+            };
+            for part in doubtful.covered(PageRange::of_addresses(area.start, area.end)) {
+                kept.add(part);
+            }
+        }
+        let arena = attached.arena.whole;
+        registered.remove(arena);
+        others.remove(arena);
+        Ok((registered, others))
+    }
+
+    /// Gives to children what is kept from them by mistake. Pages of what is not registered are never out.
+    fn give_doubtful(&self) {
+        let prepared = &self.prepared;
+        // Before the changes: a thread that has forked has withheld again what it gave, after the changes that it met.
+        if self.channel.is_forking() || self.channel.is_withholding() {
+            return;
+        }
+        let Some(gate) = self.settled_within(Duration::ZERO) else {
+            return;
+        };
+        // A fork may have begun before the gate was had.
+        if self.channel.is_forking() || self.is_changing() {
+            return;
+        }
+        prepared.beside_fork.store(false, Ordering::Relaxed);
+        let changes = prepared.changes.load(Ordering::Relaxed);
+        let doubtful = lock(&prepared.doubtful).ranges();
+        drop(gate);
+        let Ok((registered, mut given)) = self.kept_in(&doubtful) else {
+            return;
+        };
+        let (began, mut failed) = (Instant::now(), Vec::new());
+        for range in given.ranges() {
+            let (start, bytes) = (range.start.address(), range.pages() * PAGE_SIZE as u64);
+            let is_late = began.elapsed() > PATIENCE;
+            if is_late || self.channel.give(start, bytes, PATIENCE).is_err() {
+                failed.push(*range);
+            }
+        }
+        let gate = self.settled_within(PATIENCE);
+        let is_as_seen = gate.is_some()
+            && prepared.changes.load(Ordering::Relaxed) == changes
+            && !prepared.beside_fork.load(Ordering::Relaxed);
+        if !is_as_seen {
+            // Managed memory may have been given, as its event tells.
+            lock(&prepared.doubtful).given.add_all(&given);
+            return;
+        }
+        let mut still = lock(&prepared.doubtful);
+        { doubtful.ranges().iter() }.for_each(|range| still.remove(*range));
+        for range in failed {
+            // The helper may give it yet.
+            still.add(range);
+            still.given.add(range);
+            given.remove(range);
+        }
+        drop(still);
+        let mut withheld = lock(&prepared.withheld);
+        withheld.add_all(&registered);
+        { given.ranges().iter() }.for_each(|range| withheld.remove(*range));
+    }
+
+    /// Gives what is kept from children by mistake, and withholds what was moved while it was given to a child. What
+    /// cannot be done now is tried again at the next call.
     pub(crate) fn withhold_moved(&self) {
+        let is_doubtful = !lock(&self.prepared.doubtful).ranges().ranges().is_empty();
+        if is_doubtful || self.prepared.beside_fork.load(Ordering::Relaxed) {
+            self.give_doubtful();
+        }
+        let regiven = lock(&self.prepared.doubtful).given.clone();
+        if lock(&self.prepared.moved).ranges().is_empty() && regiven.ranges().is_empty() {
+            return;
+        }
+        // What is not managed may be about to be, of which an event tells.
+        let gate = self.settled_within(PATIENCE);
         let given = std::mem::take(&mut *lock(&self.prepared.moved));
         let changes = self.prepared.changes.load(Ordering::Relaxed);
         // It was registered when it moved; of what was mapped there since see `register_all`.
@@ -285,8 +392,20 @@ impl AddressSpace {
             moved.extend(managed.covered(*range));
             unmanaged.extend(managed.uncovered(*range));
         }
+        let is_settled = gate.is_some();
+        if is_settled {
+            // The rest is as it was, and may be a file.
+            let parts = regiven.ranges().iter();
+            moved.extend(parts.flat_map(|range| managed.covered(*range)));
+            lock(&self.prepared.doubtful).given = RangeSet::default();
+        }
         drop(managed);
-        let later = self.register_all(&mut unmanaged);
+        drop(gate);
+        let later = if is_settled {
+            self.register_all(&mut unmanaged)
+        } else {
+            std::mem::take(&mut unmanaged)
+        };
         moved.extend(unmanaged);
         let failed = self.withhold(&moved, changes);
         let mut moved = lock(&self.prepared.moved);
@@ -296,16 +415,22 @@ impl AddressSpace {
             .for_each(|range| moved.add(range));
     }
 
-    /// The VMAs that may be withheld, adjacent ones as one, as addresses.
+    /// The VMAs that may be withheld, adjacent ones as one, as addresses, and what may be by mistake.
     ///
     /// # Errors
     /// If the program is gone.
     pub(crate) fn withheld_spans(&self) -> io::Result<Vec<(u64, u64)>> {
         let inspector = self.inspector().ok_or(io::ErrorKind::NotFound)?;
+        let doubtful = lock(&self.prepared.doubtful).ranges();
+        // What is registered is withheld, as far as that is known; else the governor sees to it.
+        let (registered, others) = self.kept_in(&doubtful)?;
+        let others = others.ranges().iter();
+        let others = others.map(|range| (range.start.address(), range.end.address()));
         let mut withheld = lock(&self.prepared.withheld);
+        withheld.add_all(&registered);
         let (mut known, mut spans) = (RangeSet::default(), Vec::<(u64, u64)>::new());
         if withheld.ranges().is_empty() {
-            return Ok(spans);
+            return Ok(others.collect());
         }
         for area in inspector.vmas()?.iter().filter(|area| area.is_anonymous()) {
             let range = PageRange::of_addresses(area.start, area.end);
@@ -322,6 +447,7 @@ impl AddressSpace {
         if !self.is_changing() {
             *withheld = known;
         }
+        spans.extend(others);
         Ok(spans)
     }
 

@@ -10,6 +10,46 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 /// memory again if that changes its mappings fast.
 const MOST_WATCHED: usize = 4096;
 
+/// Ranges in doubt that are told apart. Of more, one range is made: what the program keeps from children itself in between
+/// may then be given to them.
+const MOST_DOUBTFUL: usize = 1024;
+
+/// Where memory may be kept from children that was mapped in place of what was to be withheld.
+#[derive(Default)]
+pub(crate) struct Doubtful {
+    ranges: RangeSet,
+    /// What the helper is asked to withhold just now: a fork may begin before it is known what it met.
+    pub asked: Option<PageRange>,
+    /// What was given to children, where managed memory may have been moved just then: it is to be withheld again.
+    pub given: RangeSet,
+}
+
+impl Doubtful {
+    pub(crate) fn add(&mut self, range: PageRange) {
+        self.ranges.add(range);
+        if let [first, .., last] = self.ranges.ranges()
+            && self.ranges.ranges().len() > MOST_DOUBTFUL
+        {
+            let (start, end) = (first.start, last.end);
+            self.ranges.add(PageRange { start, end });
+        }
+    }
+
+    pub(crate) fn remove(&mut self, range: PageRange) {
+        self.ranges.remove(range);
+    }
+
+    /// All of them.
+    pub(crate) fn ranges(&self) -> RangeSet {
+        if Bug::KeptByMistake.is_back() || Bug::WithheldUnmarked.is_back() {
+            return RangeSet::default();
+        }
+        let mut all = self.ranges.clone();
+        self.asked.into_iter().for_each(|range| all.add(range));
+        all
+    }
+}
+
 /// Unused where the kernel reports forks.
 #[derive(Default)]
 pub(crate) struct Prepared {
@@ -21,6 +61,11 @@ pub(crate) struct Prepared {
     pub marked: Mutex<RangeSet>,
     /// What was moved while a thread forked, and may not be withheld where it is now.
     pub moved: Mutex<RangeSet>,
+    /// What may be kept from children by mistake. Forks and the governor look.
+    pub doubtful: Mutex<Doubtful>,
+    /// VMAs were listed for a forking thread, which gives and withholds them by their addresses, and not all changes of
+    /// mappings beside that are known to be applied. Changes inside the gate. Relaxed.
+    pub beside_fork: AtomicBool,
     /// Memory may be marked that is not registered, and moves without an event: another mapping took the place of one
     /// that was to be withheld. Forks look for it. Relaxed: set and read by threads that take the gate in between.
     pub astray: AtomicBool,
@@ -105,21 +150,25 @@ impl Prepared {
         // The program may map there what it keeps from children itself.
         lock(&self.withheld).remove(range);
         lock(&self.moved).remove(range);
+        if self.beside_fork.load(Ordering::Relaxed) {
+            lock(&self.doubtful).add(range);
+        }
     }
 
     /// Memory was moved, and is withheld where it is now, too. (Where it was may be something else, or empty.)
-    pub(crate) fn note_move(
-        &self,
-        from: PageRange,
-        to: VirtualPage,
-        stays: bool,
-        beside_a_fork: bool,
-    ) {
+    pub(crate) fn note_move(&self, from: PageRange, to: VirtualPage, stays: bool) {
+        let target = from.moved(from.start, to);
+        let beside_fork = self.beside_fork.load(Ordering::Relaxed);
+        if beside_fork {
+            let mut doubtful = lock(&self.doubtful);
+            doubtful.add(from);
+            doubtful.add(target);
+        }
         self.note_change(from);
-        self.note_change(from.moved(from.start, to));
+        self.note_change(target);
         let mut marked = lock(&self.marked);
         let parts = marked.covered(from);
-        marked.remove(from.moved(from.start, to));
+        marked.remove(target);
         if !stays {
             marked.remove(from);
         }
@@ -131,7 +180,7 @@ impl Prepared {
         for part in withheld.covered(from) {
             let part = part.moved(from.start, to);
             withheld.add(part);
-            if beside_a_fork {
+            if beside_fork {
                 lock(&self.moved).add(part);
             }
         }
