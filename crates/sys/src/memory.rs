@@ -115,8 +115,12 @@ impl Mapping {
         // SAFETY: a new mapping, at an address that the kernel chooses, replaces none.
         let start = unsafe { rustix::mm::mmap(anywhere, length, none, flags, descriptor, 0)? };
         let mapping = Mapping::at(start, length)?;
-        // SAFETY: locks nothing, and changes no byte.
-        unsafe { rustix::mm::munlock(start, length)? };
+        // SAFETY: the whole mapping, which has no memory yet; no contents change.
+        unsafe {
+            if is_locked(mapping.start, length) {
+                rustix::mm::munlock(start, length)?;
+            }
+        }
         mapping.give_access()
     }
 
@@ -181,12 +185,12 @@ pub unsafe fn discard(start: NonNull<u8>, length: usize) -> io::Result<()> {
     }
 }
 
-/// Whether a range that has no memory yet is locked.
+/// Whether a range is locked.
 ///
 /// # Safety
 /// The page-aligned range is a mapping's.
-unsafe fn is_locked(start: NonNull<u8>, length: usize) -> bool {
-    // The kernel refuses this advice for locked memory; of none there is nothing to do.
+pub(crate) unsafe fn is_locked(start: NonNull<u8>, length: usize) -> bool {
+    // The kernel refuses this advice for locked memory; what else it does with memory shows in nothing but its age.
     // SAFETY: the caller's promise; the advice changes no contents.
     let advised = unsafe { advise(start, length, libc::MADV_COLD) };
     advised.is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL))
@@ -206,6 +210,25 @@ unsafe fn lock_on_fault(start: NonNull<u8>, length: usize) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Has a range locked where another one is, each page as it is touched, and unlocked where that is not: the kernel moves no
+/// pages between the two kinds (`UFFDIO_MOVE`).
+///
+/// # Safety
+/// Both page-aligned ranges are mappings'.
+pub unsafe fn lock_as(
+    (start, length): (NonNull<u8>, usize),
+    (other, other_length): (NonNull<u8>, usize),
+) -> io::Result<()> {
+    // SAFETY: the caller's promise; no contents change.
+    unsafe {
+        if is_locked(other, other_length) {
+            lock_on_fault(start, length)
+        } else {
+            Ok(rustix::mm::munlock(start.as_ptr().cast(), length)?)
+        }
+    }
 }
 
 /// Whether this kernel frees memory that stays locked (`MADV_DONTNEED_LOCKED`, Linux 5.18).

@@ -2,7 +2,7 @@
 //! userfaultfd a second view of the same memory.
 
 use crate::PAGE_SIZE;
-use crate::memory::Mapping;
+use crate::memory::{Mapping, is_locked};
 use rustix::mm::{
     Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munlock,
     munmap,
@@ -69,7 +69,7 @@ impl Reservation {
             }
             let _ = madvise(start, reserved, Advice::LinuxDontFork);
             // Before there is access, which populates what is locked.
-            let _ = munlock(start, reserved);
+            let _ = unlock(start, reserved);
             start
         };
         Ok(Reservation {
@@ -135,7 +135,21 @@ impl Reservation {
             )?;
             madvise(self.address(), self.length, Advice::LinuxDontFork)?;
             // As in `new`: this is another mapping.
-            Ok(munlock(self.address(), self.length)?)
+            unlock(self.address(), self.length)
+        }
+    }
+}
+
+/// Unlocks a range if it is locked: filters of system calls may forbid to ask otherwise.
+///
+/// # Safety
+/// The page-aligned range is a mapping's, and has no memory.
+unsafe fn unlock(start: *mut c_void, length: usize) -> io::Result<()> {
+    // SAFETY: the caller's promise; no contents change.
+    unsafe {
+        match NonNull::new(start.cast()) {
+            Some(range) if is_locked(range, length) => Ok(munlock(start, length)?),
+            _ => Ok(()),
         }
     }
 }

@@ -117,7 +117,11 @@ pub(super) fn run(engine: &EngineState) {
                 follower.follow(faulting);
             }
             drop(listening);
-            stopped |= serve_stage(engine, address);
+            if serve_stage(engine, address) {
+                stopped = true;
+                // A thread that populates memory may have made the fault: then `stop` waits for none.
+                let _ = uffd.unregister(stop_page(engine) as u64, PAGE_SIZE as u64);
+            }
             match served {
                 Served::Done => {}
                 Served::Asked => continue,
@@ -194,6 +198,33 @@ mod tests {
         run();
         drop(done);
         watch.join().unwrap();
+    }
+
+    /// As by `mlockall` after the limit was made. A region that is mapped then is not locked.
+    #[test]
+    fn pages_leave_for_a_stage_that_the_program_has_locked() {
+        let Some(engine) = engine() else { return };
+        let stage = &engine.state().stage;
+        let (start, length) = (stage.start().as_ptr().cast(), stage.length());
+        // SAFETY: locks pages of the stage as they are touched.
+        if unsafe { libc::mlock2(start, length, libc::MLOCK_ONFAULT) } != 0 {
+            return skip("memory that may be locked (CAP_IPC_LOCK)");
+        }
+        watched(|| {
+            let region = engine.map(64 * PAGE_SIZE).unwrap();
+            for page in 0..64 {
+                // SAFETY: of the region, which this thread alone uses.
+                unsafe { region.start().add(page * PAGE_SIZE).write_volatile(7) };
+            }
+            assert!(region.page_out(0..region.length()).unwrap() > 0);
+            for page in 0..64 {
+                // SAFETY: as above.
+                let byte = unsafe { region.start().add(page * PAGE_SIZE).read_volatile() };
+                assert_eq!(byte, 7);
+            }
+            drop(region);
+            drop(engine);
+        });
     }
 
     /// As `mlockall` populates it, with all other memory.

@@ -14,7 +14,7 @@ use crate::page_state::StageIndex;
 use crate::sync::lock;
 use memfold_swap::{Page, SlotRanges};
 use memfold_sys::futex;
-use memfold_sys::memory::discard;
+use memfold_sys::memory::{discard, lock_as};
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -182,7 +182,7 @@ impl EngineState {
             worker.victims.clear();
             return;
         };
-        let mut start = 0;
+        let (mut start, mut is_locked_alike) = (0, false);
         while start < worker.victims.len() {
             let first = worker.victims[start];
             let run = worker.victims[start..]
@@ -216,6 +216,15 @@ impl EngineState {
                 area.note_absent(worker.victims[index]);
             }
             start += pages;
+            if failed == Some(Errno::EINVAL) && !is_locked_alike {
+                // By the program, since (`mlockall`): the one before the other was mapped, or after.
+                is_locked_alike = true;
+                // SAFETY: the stage, and pages of a region that is mapped while its gate is held.
+                let locked = unsafe { lock_as(self.whole_stage(), (source, PAGE_SIZE)) };
+                if locked.is_ok() {
+                    continue;
+                }
+            }
             if let Some(errno) = failed
                 && errno != Errno::EAGAIN
             {
@@ -223,6 +232,10 @@ impl EngineState {
                 start += 1;
             }
         }
+    }
+
+    fn whole_stage(&self) -> (NonNull<u8>, usize) {
+        (self.stage.start(), self.stage.length())
     }
 
     /// A victim could not be moved.
