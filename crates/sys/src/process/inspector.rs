@@ -46,6 +46,10 @@ impl Inspector {
     /// # Errors
     /// If the process is gone.
     pub fn kept_from_children(&self) -> io::Result<Vec<KeptRange>> {
+        let smaps = self.smaps.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = smaps.as_ref() {
+            return super::mappings::kept_ranges(file);
+        }
         // By the thread by which the other files were opened, so it shows the same address space.
         let path = format!("task/{}/smaps", self.thread);
         super::mappings::kept_ranges(&self.process.open_file(&path)?)

@@ -186,6 +186,9 @@ impl Memory {
         let registered = state.is_registered(from);
         // Each event to come is a change in progress of its own.
         let echo = registered && !stays;
+        for (_, mapped) in state.mapped(from) {
+            mapped.astray |= mapped.withheld && !registered;
+        }
         state.queues.changing += u32::from(over) + u32::from(registered) + u32::from(echo);
         state.remap(from, to, stays);
         adversity::note_change(from);
@@ -342,9 +345,11 @@ impl Memory {
             let MemoryState {
                 expected, pages, ..
             } = &mut *copy;
-            if !has_all {
-                expected.retain(|page, _| pages.contains_key(page));
-            }
+            let is_astray = |page: &VirtualPage| {
+                let mapped = state.pages.get(page);
+                mapped.is_some_and(|mapped| mapped.withheld && mapped.astray)
+            };
+            expected.retain(|page, _| pages.contains_key(page) || (has_all && !is_astray(page)));
             copy.areas = state.areas;
         }
         // Of what is not copied, no userfaultfd is made for the child.

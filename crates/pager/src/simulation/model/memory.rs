@@ -75,6 +75,9 @@ pub struct Mapped {
     pub withheld: bool,
     /// Was withheld once (`MADV_RANDOM`).
     pub marked: bool,
+    /// Was moved as it was kept from children and not registered, of which no event tells: they may lack it
+    /// (docs/limits.md).
+    pub astray: bool,
 }
 
 impl Mapped {
@@ -525,6 +528,7 @@ impl MemoryState {
                 own,
                 withheld: false,
                 marked: false,
+                astray: false,
             };
             let before = self.pages.insert(page, mapped);
             assert!(before.is_none(), "page {:#x} is mapped twice", page.0);

@@ -107,6 +107,7 @@ impl Reader {
             token: expected.expect(),
             began: Instant::now(),
             listed_after: None,
+            kept_by_mistake: None,
             listed: Vec::new(),
             marked: RangeSet::default(),
             messages,
@@ -234,7 +235,7 @@ impl Reader {
             }
             // What is read from here on may be missing in the list.
             fork.listed_after = Some(space.prepared.changes.load(Ordering::Relaxed));
-            let Ok(spans) = space.withheld_spans() else {
+            let Ok(spans) = space.withheld_spans(&mut fork.kept_by_mistake) else {
                 return Listed::Never;
             };
             if space.has_staged(gate) || !space.channel.list_withheld(fork.token, &spans) {
@@ -306,6 +307,8 @@ struct Granted<'a> {
     began: Instant,
     /// How many changes of mappings were applied when the withheld VMAs were listed; none before the first time.
     listed_after: Option<u32>,
+    /// What memory is kept from children by mistake, as the first list found it.
+    kept_by_mistake: Option<RangeSet>,
     /// What was listed, as addresses.
     listed: Vec<(u64, u64)>,
     /// What the child's mappings show as marked, but for what moves before it is cloned.

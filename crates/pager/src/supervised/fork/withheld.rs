@@ -322,7 +322,8 @@ impl AddressSpace {
     fn give_doubtful(&self) {
         let prepared = &self.prepared;
         // Before the changes: a thread that has forked has withheld again what it gave, after the changes that it met.
-        if self.channel.is_forking() || self.channel.is_withholding() {
+        let is_detached = self.is_detached();
+        if self.channel.is_forking() || (self.channel.is_withholding() && !is_detached) {
             return;
         }
         let Some(gate) = self.settled_within(Duration::ZERO) else {
@@ -336,6 +337,10 @@ impl AddressSpace {
         let changes = prepared.changes.load(Ordering::Relaxed);
         let doubtful = lock(&prepared.doubtful).ranges();
         drop(gate);
+        if is_detached {
+            // Only forks can give it.
+            return;
+        }
         let Ok((registered, mut given)) = self.kept_in(&doubtful) else {
             return;
         };
@@ -381,6 +386,8 @@ impl AddressSpace {
         if lock(&self.prepared.moved).ranges().is_empty() && regiven.ranges().is_empty() {
             return;
         }
+        // Before the changes: what the helper gives later may be other memory.
+        let is_answered = !self.channel.is_withholding();
         // What is not managed may be about to be, of which an event tells.
         let gate = self.settled_within(PATIENCE);
         let given = std::mem::take(&mut *lock(&self.prepared.moved));
@@ -393,7 +400,7 @@ impl AddressSpace {
             unmanaged.extend(managed.uncovered(*range));
         }
         let is_settled = gate.is_some();
-        if is_settled {
+        if is_settled && is_answered {
             // The rest is as it was, and may be a file.
             let parts = regiven.ranges().iter();
             moved.extend(parts.flat_map(|range| managed.covered(*range)));
@@ -415,19 +422,23 @@ impl AddressSpace {
             .for_each(|range| moved.add(range));
     }
 
-    /// The VMAs that may be withheld, adjacent ones as one, as addresses, and what may be by mistake.
+    /// The VMAs that may be withheld, adjacent ones as one, as addresses, and what is kept from
+    /// children by mistake: that is looked for where it is not given, as no more of it comes within a fork.
     ///
     /// # Errors
     /// If the program is gone.
-    pub(crate) fn withheld_spans(&self) -> io::Result<Vec<(u64, u64)>> {
+    pub(crate) fn withheld_spans(
+        &self,
+        by_mistake: &mut Option<RangeSet>,
+    ) -> io::Result<Vec<(u64, u64)>> {
         let inspector = self.inspector().ok_or(io::ErrorKind::NotFound)?;
-        let doubtful = lock(&self.prepared.doubtful).ranges();
-        // What is registered is withheld, as far as that is known; else the governor sees to it.
-        let (registered, others) = self.kept_in(&doubtful)?;
+        let others = match by_mistake {
+            Some(others) => others,
+            None => by_mistake.insert(self.kept_by_mistake()?),
+        };
         let others = others.ranges().iter();
         let others = others.map(|range| (range.start.address(), range.end.address()));
         let mut withheld = lock(&self.prepared.withheld);
-        withheld.add_all(&registered);
         let (mut known, mut spans) = (RangeSet::default(), Vec::<(u64, u64)>::new());
         if withheld.ranges().is_empty() {
             return Ok(others.collect());
@@ -449,6 +460,22 @@ impl AddressSpace {
         }
         spans.extend(others);
         Ok(spans)
+    }
+
+    /// What is kept from children by mistake. What of it is registered is withheld from here on, as far as that is known; else
+    /// the governor sees to it.
+    fn kept_by_mistake(&self) -> io::Result<RangeSet> {
+        let doubtful = lock(&self.prepared.doubtful).ranges();
+        let (registered, others) = match self.kept_in(&doubtful) {
+            // It does not tell: a child may lack what it should have.
+            Err(error) if error.kind() != io::ErrorKind::FileTooLarge && !self.is_gone() => {
+                log::debug!("not seen what is kept from children: {error}");
+                return Ok(RangeSet::default());
+            }
+            kept => kept?,
+        };
+        lock(&self.prepared.withheld).add_all(&registered);
+        Ok(others)
     }
 
     /// Registers what the child of a prepared fork inherited. It stands still until it is welcomed. `false` if a range

@@ -89,14 +89,18 @@ impl Acceptor {
         }
         let is_child = hello.inherited != 0;
         let is_prepared = hello.inherited & TOKEN != 0;
+        let prepares_forks = self.group.resources.prepares_forks();
         let (space, inspector) = if is_prepared {
             let space = self.expected(hello.inherited, own, user)?;
-            (space.clone(), peer.inspect(thread, Some(&space)))
+            (
+                space.clone(),
+                peer.inspect(thread, Some(&space), prepares_forks),
+            )
         } else if is_child {
             let (space, inspector) = self.claimed(hello.inherited, &peer, thread, arena.beacon)?;
             (space, Ok(inspector))
         } else {
-            let inspector = peer.inspect(thread, None)?;
+            let inspector = peer.inspect(thread, None, prepares_forks)?;
             let space = self.newcomer(own, &peer, user, hello.relative)?;
             (space, Ok(inspector))
         };
@@ -225,7 +229,8 @@ impl Acceptor {
         if !seen.as_ref().is_none_or(is_peer) {
             return Err(refused());
         }
-        let inspector = peer.inspect(thread, Some(&space))?;
+        let prepares_forks = self.group.resources.prepares_forks();
+        let inspector = peer.inspect(thread, Some(&space), prepares_forks)?;
         if seen.is_some() && process::is_fork(peer.process.pid()) {
             return Ok((space, inspector));
         }

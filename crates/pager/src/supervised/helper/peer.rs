@@ -46,11 +46,13 @@ impl Peer {
         &self,
         thread: i32,
         claimed: Option<&AddressSpace>,
+        prepares_forks: bool,
     ) -> io::Result<Inspector> {
         let is_child = claimed.is_some();
         let is_compared = claimed.is_none_or(|space| lock(&space.fork.inheritance).is_none());
         let open = || {
-            if !is_compared || process::kernel_seals() {
+            // The flags are needed for each prepared fork, also once the program is no longer dumpable.
+            if !is_compared || process::kernel_seals() || prepares_forks {
                 Inspector::open_with_flags(&self.process, thread)
             } else {
                 Inspector::open(&self.process, thread)

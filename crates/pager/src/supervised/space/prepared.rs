@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 /// memory again if that changes its mappings fast.
 const MOST_WATCHED: usize = 4096;
 
-/// Ranges in doubt that are told apart. Of more, one range is made: what the program keeps from children itself in between
-/// may then be given to them.
-const MOST_DOUBTFUL: usize = 1024;
+/// Ranges in doubt that are told apart. Of more, those nearest to each other become one: what the program keeps from
+/// children itself in between may then be given to them.
+const MOST_DOUBTFUL: usize = 4096;
 
 /// Where memory may be kept from children that was mapped in place of what was to be withheld.
 #[derive(Default)]
@@ -27,11 +27,15 @@ pub(crate) struct Doubtful {
 impl Doubtful {
     pub(crate) fn add(&mut self, range: PageRange) {
         self.ranges.add(range);
-        if let [first, .., last] = self.ranges.ranges()
-            && self.ranges.ranges().len() > MOST_DOUBTFUL
-        {
-            let (start, end) = (first.start, last.end);
-            self.ranges.add(PageRange { start, end });
+        if self.ranges.ranges().len() > MOST_DOUBTFUL {
+            let gaps = self.ranges.ranges().windows(2);
+            let gaps = gaps.map(|pair| PageRange {
+                start: pair[0].end,
+                end: pair[1].start,
+            });
+            if let Some(least) = gaps.min_by_key(|gap| gap.pages()) {
+                self.ranges.add(least);
+            }
         }
     }
 

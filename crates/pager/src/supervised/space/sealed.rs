@@ -54,7 +54,9 @@ impl AddressSpace {
             !must_be_sealed || inspector.has_sealed(&[range]).unwrap_or(false)
         });
         if !was_known && known.is_some() {
-            inspector.close_flags();
+            if !self.resources.prepares_forks() {
+                inspector.close_flags();
+            }
             if known == Some(false) && !inspector.stands_still() {
                 log::warn!(
                     "cannot page out process {}: its helper's memory is not sealed (mseal); the limit may be \

@@ -183,7 +183,7 @@ fn gives_all(space: &AddressSpace) -> bool {
     if !space.resources.prepares_forks() || space.is_detached() {
         return true;
     }
-    let Ok(spans) = space.withheld_spans() else {
+    let Ok(spans) = space.withheld_spans(&mut None) else {
         // The program is gone.
         return true;
     };
