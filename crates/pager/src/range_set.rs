@@ -6,6 +6,14 @@ use crate::page::{PageRange, VirtualPage};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct RangeSet(Vec<PageRange>);
 
+impl FromIterator<PageRange> for RangeSet {
+    fn from_iter<T: IntoIterator<Item = PageRange>>(ranges: T) -> RangeSet {
+        let mut set = RangeSet::default();
+        ranges.into_iter().for_each(|range| set.add(range));
+        set
+    }
+}
+
 impl RangeSet {
     /// All ranges, in address order.
     pub(crate) fn ranges(&self) -> &[PageRange] {

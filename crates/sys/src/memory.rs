@@ -116,11 +116,7 @@ impl Mapping {
         let start = unsafe { rustix::mm::mmap(anywhere, length, none, flags, descriptor, 0)? };
         let mapping = Mapping::at(start, length)?;
         // SAFETY: the whole mapping, which has no memory yet; no contents change.
-        unsafe {
-            if is_locked(mapping.start, length) {
-                rustix::mm::munlock(start, length)?;
-            }
-        }
+        unsafe { unlock(mapping.start, length)? };
         mapping.give_access()
     }
 
@@ -189,11 +185,25 @@ pub unsafe fn discard(start: NonNull<u8>, length: usize) -> io::Result<()> {
 ///
 /// # Safety
 /// The page-aligned range is a mapping's.
-pub(crate) unsafe fn is_locked(start: NonNull<u8>, length: usize) -> bool {
+unsafe fn is_locked(start: NonNull<u8>, length: usize) -> bool {
     // The kernel refuses this advice for locked memory; what else it does with memory shows in nothing but its age.
     // SAFETY: the caller's promise; the advice changes no contents.
     let advised = unsafe { advise(start, length, libc::MADV_COLD) };
     advised.is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL))
+}
+
+/// Unlocks a range if it is locked: filters of system calls may forbid to ask otherwise.
+///
+/// # Safety
+/// The page-aligned range is a mapping's.
+pub(crate) unsafe fn unlock(start: NonNull<u8>, length: usize) -> io::Result<()> {
+    // SAFETY: the caller's promise; no contents change.
+    unsafe {
+        if is_locked(start, length) {
+            rustix::mm::munlock(start.as_ptr().cast(), length)?;
+        }
+    }
+    Ok(())
 }
 
 /// Has each page of a locked range locked when it is touched, or the range unlocked where its memory could not be freed

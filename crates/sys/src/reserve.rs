@@ -2,10 +2,9 @@
 //! userfaultfd a second view of the same memory.
 
 use crate::PAGE_SIZE;
-use crate::memory::{Mapping, is_locked};
+use crate::memory::{Mapping, unlock};
 use rustix::mm::{
-    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munlock,
-    munmap,
+    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
 };
 use std::ffi::c_void;
 use std::io;
@@ -68,12 +67,13 @@ impl Reservation {
                 let _ = munmap(start.byte_add(reserved), behind);
             }
             let _ = madvise(start, reserved, Advice::LinuxDontFork);
-            // Before there is access, which populates what is locked.
-            let _ = unlock(start, reserved);
             start
         };
+        let start = NonNull::new(start.cast()).ok_or_else(too_long)?;
+        // SAFETY: what is kept of the mapping, which has no memory. Access would populate it if it were locked.
+        let _ = unsafe { unlock(start, reserved) };
         Ok(Reservation {
-            start: NonNull::new(start.cast()).ok_or_else(too_long)?,
+            start,
             reserved,
             length,
             owner: crate::fork::Owner::this(),
@@ -135,21 +135,7 @@ impl Reservation {
             )?;
             madvise(self.address(), self.length, Advice::LinuxDontFork)?;
             // As in `new`: this is another mapping.
-            unlock(self.address(), self.length)
-        }
-    }
-}
-
-/// Unlocks a range if it is locked: filters of system calls may forbid to ask otherwise.
-///
-/// # Safety
-/// The page-aligned range is a mapping's, and has no memory.
-unsafe fn unlock(start: *mut c_void, length: usize) -> io::Result<()> {
-    // SAFETY: the caller's promise; no contents change.
-    unsafe {
-        match NonNull::new(start.cast()) {
-            Some(range) if is_locked(range, length) => Ok(munlock(start, length)?),
-            _ => Ok(()),
+            unlock(self.start, self.length)
         }
     }
 }

@@ -365,3 +365,28 @@ impl Drop for Engine {
         }
     }
 }
+
+#[cfg(test)]
+impl Engine {
+    /// A small one; `None` on a host without userfaultfd.
+    pub(super) fn for_tests(mode: Mode, remote: Option<super::Remote>) -> Option<Engine> {
+        let engine = Engine::new(&Config {
+            limit: crate::Limit {
+                total_bytes: Some(24 << 20),
+                resident_bytes: None,
+            },
+            algorithm: memfold_swap::Algorithm::Lz4,
+            checksum: true,
+            mode: Some(mode),
+            readahead: false,
+            remote,
+        });
+        match engine {
+            Err(error @ Error::ModeUnavailable { .. }) => {
+                memfold_testing::skip(&error.to_string());
+                None
+            }
+            engine => Some(engine.unwrap()),
+        }
+    }
+}

@@ -154,35 +154,15 @@ pub(super) fn stop(engine: &EngineState) {
 #[cfg(test)]
 mod tests {
     use super::super::limits::WORKERS;
-    use super::super::{Config, Engine, Error, Mode};
+    use super::super::{Engine, Mode};
     use super::*;
-    use crate::Limit;
-    use memfold_swap::Algorithm;
     use memfold_testing::skip;
     use std::sync::Arc;
     use std::sync::mpsc::{RecvTimeoutError, channel};
     use std::time::Duration;
 
-    /// `None` on a host without userfaultfd.
     fn engine() -> Option<Arc<Engine>> {
-        let engine = Engine::new(&Config {
-            limit: Limit {
-                total_bytes: Some(24 << 20),
-                resident_bytes: None,
-            },
-            algorithm: Algorithm::Lz4,
-            checksum: true,
-            mode: Some(Mode::Thread),
-            readahead: false,
-            remote: None,
-        });
-        match engine {
-            Err(error @ Error::ModeUnavailable { .. }) => {
-                skip(&error.to_string());
-                None
-            }
-            engine => Some(Arc::new(engine.unwrap())),
-        }
+        Engine::for_tests(Mode::Thread, None).map(Arc::new)
     }
 
     /// Ends the process if this takes long.

@@ -164,15 +164,14 @@ impl EngineState {
 #[cfg(test)]
 mod tests {
     use super::super::limits::WORKERS;
-    use super::super::{Config, Engine, Error, Mode, Remote};
+    use super::super::{Engine, Mode, Remote};
     use super::*;
-    use crate::Limit;
     use crate::page_state::PageState;
     use memfold_swap::{
-        Algorithm, Batch, BatchId, Page, Place, RemoteBackend, RemoteConfig, RemoteError,
-        RemoteTier, Removal, TierKey,
+        Batch, BatchId, Page, Place, RemoteBackend, RemoteConfig, RemoteError, RemoteTier, Removal,
+        TierKey,
     };
-    use memfold_testing::{Random, skip};
+    use memfold_testing::Random;
     use std::collections::HashMap;
     use std::sync::mpsc::channel;
     use std::sync::{Arc, Barrier, Mutex};
@@ -214,31 +213,14 @@ mod tests {
         }
     }
 
-    /// `None` on a host without userfaultfd.
     fn engine(store: &Held) -> Option<Engine> {
         let key = TierKey::new([3; 32]);
         let tier = RemoteTier::new(Box::new(store.clone()), &key, RemoteConfig::default());
-        let engine = Engine::new(&Config {
-            limit: Limit {
-                total_bytes: Some(24 << 20),
-                resident_bytes: None,
-            },
-            algorithm: Algorithm::Lz4,
-            checksum: true,
-            mode: Some(Mode::Signal),
-            readahead: false,
-            remote: Some(Remote {
-                tier: Arc::new(tier),
-                owner: Arc::new(()),
-            }),
-        });
-        match engine {
-            Err(error @ Error::ModeUnavailable { .. }) => {
-                skip(&error.to_string());
-                None
-            }
-            engine => Some(engine.unwrap()),
-        }
+        let remote = Remote {
+            tier: Arc::new(tier),
+            owner: Arc::new(()),
+        };
+        Engine::for_tests(Mode::Signal, Some(remote))
     }
 
     /// The threads that bring pages in need workers, as those that wait for the pages do.

@@ -321,20 +321,13 @@ pub(crate) fn admit_write(
 
 /// What of a set is in a range.
 fn within(set: &RangeSet, range: PageRange) -> RangeSet {
-    let mut parts = RangeSet::default();
-    for part in set.covered(range) {
-        parts.add(part);
-    }
-    parts
+    set.covered(range).into_iter().collect()
 }
 
 /// The pages as a set of ranges.
 fn ranges_of(pages: &[VirtualPage]) -> RangeSet {
-    let mut ranges = RangeSet::default();
-    for page in pages {
-        ranges.add(PageRange::around(*page, 1));
-    }
-    ranges
+    let pages = pages.iter();
+    pages.map(|page| PageRange::around(*page, 1)).collect()
 }
 
 #[cfg(test)]

@@ -154,7 +154,7 @@ impl Layout {
                 let moved = self.cut(from);
                 self.cut(target);
                 let known = moved.iter().map(|(piece, _)| *piece);
-                let unknown = collect(known).uncovered(from).into_iter();
+                let unknown = known.collect::<RangeSet>().uncovered(from).into_iter();
                 let moved = moved
                     .into_iter()
                     .chain(unknown.map(|piece| (piece, None)))
@@ -185,7 +185,9 @@ impl Layout {
                 continue;
             }
             taken.push(part(inside));
-            let outside = collect(std::iter::once(range)).uncovered(piece);
+            let outside = std::iter::once(range)
+                .collect::<RangeSet>()
+                .uncovered(piece);
             self.pieces.extend(outside.into_iter().map(part));
         }
         taken
@@ -206,7 +208,8 @@ impl Layout {
 
     /// The difference from a child, where `resident` was resident before all changes.
     fn difference(&self, resident: &RangeSet, child: &ChildMappings) -> Difference {
-        let registered = collect(self.pieces.iter().map(|(piece, _)| *piece));
+        let pieces = self.pieces.iter();
+        let registered: RangeSet = pieces.map(|(piece, _)| *piece).collect();
         let resident = self.moved(resident);
         let of = |child: &RangeSet| {
             let unexpected = outside(child, &registered);
@@ -225,31 +228,27 @@ impl Layout {
     fn moved(&self, pages: &RangeSet) -> RangeSet {
         let pieces = self.pieces.iter();
         let pieces = pieces.filter_map(|(piece, was)| Some((*piece, (*was)?)));
-        collect(pieces.flat_map(|(piece, was)| {
-            let parts = pages.covered(piece.moved(piece.start, was));
-            parts
-                .into_iter()
-                .map(move |part| part.moved(was, piece.start))
-        }))
+        pieces
+            .flat_map(|(piece, was)| {
+                let parts = pages.covered(piece.moved(piece.start, was));
+                parts
+                    .into_iter()
+                    .map(move |part| part.moved(was, piece.start))
+            })
+            .collect()
     }
 }
 
 /// The intersection of both sets.
 fn within(footprint: &RangeSet, regions: &RangeSet) -> RangeSet {
     let parts = footprint.ranges().iter();
-    collect(parts.flat_map(|range| regions.covered(*range)))
+    parts.flat_map(|range| regions.covered(*range)).collect()
 }
 
 /// The pages of `regions` that are not in `others`.
 fn outside(regions: &RangeSet, others: &RangeSet) -> RangeSet {
     let parts = regions.ranges().iter();
-    collect(parts.flat_map(|range| others.uncovered(*range)))
-}
-
-fn collect(ranges: impl Iterator<Item = PageRange>) -> RangeSet {
-    let mut regions = RangeSet::default();
-    ranges.for_each(|range| regions.add(range));
-    regions
+    parts.flat_map(|range| others.uncovered(*range)).collect()
 }
 
 #[cfg(test)]
@@ -258,7 +257,10 @@ mod tests {
     use crate::page::range;
 
     fn regions(ranges: &[(u64, u64)]) -> RangeSet {
-        collect(ranges.iter().map(|(start, end)| range(*start, *end)))
+        ranges
+            .iter()
+            .map(|(start, end)| range(*start, *end))
+            .collect()
     }
 
     fn unmap(start: u64, end: u64) -> Change {

@@ -178,11 +178,9 @@ fn message_of(message: &uffd::Message) -> Option<Message<Userfaultfd>> {
 
 /// The ranges between such addresses.
 fn set_of(runs: &[(u64, u64)]) -> RangeSet {
-    let mut ranges = RangeSet::default();
-    for (start, end) in runs {
-        ranges.add(PageRange::of_addresses(*start, *end));
-    }
-    ranges
+    let runs = runs.iter();
+    runs.map(|(start, end)| PageRange::of_addresses(*start, *end))
+        .collect()
 }
 
 impl Process for Inspector {

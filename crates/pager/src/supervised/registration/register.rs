@@ -108,13 +108,8 @@ fn protect_zeros(space: &AddressSpace, attached: &Attached, piece: PageRange, pr
 
 /// The parts of a range with pages of zeros and no other pages, the fullest ones if there are too many.
 fn parts_of_zeros(piece: PageRange, present: &[PageRange], zeros: &RangeSet) -> Vec<PageRange> {
-    let mut others = RangeSet::default();
-    for run in present {
-        zeros
-            .uncovered(*run)
-            .into_iter()
-            .for_each(|part| others.add(part));
-    }
+    let others = present.iter().flat_map(|run| zeros.uncovered(*run));
+    let others: RangeSet = others.collect();
     let number = |part: PageRange| {
         zeros
             .covered(part)
