@@ -72,7 +72,8 @@ if [[ ! -e "$kernel/complete" ]]; then
     rm -rf "$kernel"
     mkdir -p "$kernel"
     packages=("$image")
-    mapfile -t -O 1 packages < <(needs "$image" 'linux-modules-[0-9]')
+    # Newer packages have the kernel itself beside its modules, and their lists in a third package.
+    mapfile -t -O 1 packages < <(needs "$image" 'linux-\(base\|binary\|modules\)-[0-9]')
     [[ "$arch" == amd64 ]] || packages+=(busybox-static)
     (cd "$kernel" && apt-get download -q "${packages[@]}" >&2)
     for file in "$kernel"/*.deb; do
@@ -81,9 +82,11 @@ if [[ ! -e "$kernel/complete" ]]; then
     done
     # Where /lib is /usr/lib.
     [[ -d "$kernel/lib/modules" ]] || mv "$kernel/usr/lib" "$kernel/lib"
+    version="$(basename "$kernel"/lib/modules/*)"
+    [[ ! -e "$kernel/lib/modules/$version/vmlinuz" ]] || install -D -m 644 "$kernel/lib/modules/$version/vmlinuz" \
+        "$kernel/boot/vmlinuz-$version"
     # Of these busybox reads nothing, so no module would need another one.
     find "$kernel/lib/modules" -name '*.ko.zst' -exec zstd -dq --rm {} +
-    version="$(basename "$kernel"/lib/modules/*)"
     busybox depmod -b "$kernel" "$version"
     touch "$kernel/complete"
 fi
