@@ -1,5 +1,5 @@
 //! Memory in which pages leave as `replacement.rs` chooses, in batches as the reclaimer takes them, for tests and for
-//! `memfold-lab policy`. It sees faults only.
+//! `memfold-lab policy`. It sees faults, and accesses only if it is told of them.
 
 use crate::page::{PageRange, VirtualPage};
 use crate::replacement::{Age, List, Replacement, Shadow};
@@ -25,6 +25,8 @@ pub struct ReplayedMemory {
     now: Age,
     /// `None`: the hand alone.
     replacement: Option<Replacement>,
+    /// Whether each page was accessed since it came in or was met, where the kernel tells.
+    accessed: Option<Vec<bool>>,
 }
 
 impl ReplayedMemory {
@@ -46,6 +48,22 @@ impl ReplayedMemory {
             hand: 0,
             now: Age::default(),
             replacement: None,
+            accessed: None,
+        }
+    }
+
+    /// With the two lists, where the kernel tells which pages were accessed: these stay, of the inactive list as active ones.
+    pub fn that_sees_accesses(pages: usize, room: usize) -> Self {
+        Self {
+            accessed: Some(vec![false; pages]),
+            ..Self::new(pages, room)
+        }
+    }
+
+    /// A resident page is accessed.
+    pub fn access(&mut self, page: usize) {
+        if let Some(accessed) = &mut self.accessed {
+            accessed[page] = true;
         }
     }
 
@@ -65,6 +83,9 @@ impl ReplayedMemory {
             let mut replacement = self.replacement.take();
             self.reclaim(replacement.as_mut());
             self.replacement = replacement;
+        }
+        if let Some(accessed) = &mut self.accessed {
+            accessed[page] = false;
         }
         let place = std::mem::replace(&mut self.pages[page], Place::Resident);
         self.resident += 1;
@@ -130,6 +151,11 @@ impl ReplayedMemory {
         replacement: Option<&mut Replacement>,
     ) -> bool {
         if !self.is_resident(page) {
+            return false;
+        }
+        if let Some(accessed) = &mut self.accessed
+            && std::mem::take(&mut accessed[page])
+        {
             return false;
         }
         let sample = (*samples > 0).then_some(list);

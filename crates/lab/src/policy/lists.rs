@@ -8,7 +8,9 @@ impl Policy for ReplayedMemory {
         ReplayedMemory::is_resident(self, page as usize)
     }
 
-    fn hit(&mut self, _page: Page) {}
+    fn hit(&mut self, page: Page) {
+        self.access(page as usize);
+    }
 
     fn fault(&mut self, page: Page) {
         ReplayedMemory::fault(self, page as usize);

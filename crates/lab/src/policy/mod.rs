@@ -85,6 +85,7 @@ contestants! {
     "arc-blind" Faults |pages, room, _| Box::new(Blind(Arc::new(pages, room)));
     "lirs-blind" Faults |pages, room, _| Box::new(Blind(Lirs::new(pages, room)));
     "s3-fifo-blind" Faults |pages, room, _| Box::new(Blind(S3Fifo::new(pages, room)));
+    "two-lists-accessed" Accesses |pages, room, _| Box::new(ReplayedMemory::that_sees_accesses(pages, room));
     "clock" Accesses |pages, room, _| Box::new(Clock::new(pages, room));
     "lru" Accesses |pages, room, _| Box::new(Lru::new(pages, room));
     "bip" Accesses |pages, room, _| Box::new(Lru::bimodal(pages, room));
