@@ -17,6 +17,8 @@ grep "$way" /tmp/said || failed "doctor does not say how pages are taken away"
 
 memfold run --limit 16M -v -- verify 24 2 /tmp/result 2> /tmp/said || failed "verify: $?"
 # By emulation, pages are used faster than they can be taken away: the limit may be exceeded.
+: "${MEMFOLD_TRACK_ACCESSES:=}"
+[ -z "$MEMFOLD_TRACK_ACCESSES" ] || ! grep "track-accesses has no effect" /tmp/said || failed "accesses are not tracked"
 grep "verify needed .* and ran in 1[0-9]" /tmp/said || failed "verify was not paged out"
 [ ! -s /tmp/result ] || failed "a page was wrong"
 

@@ -280,6 +280,10 @@ pub struct HoldOptions {
     /// Have the programs' library prepare forks also where the kernel reports them, which takes `CAP_SYS_PTRACE`
     #[arg(long, env = "MEMFOLD_PREPARE_FORKS", value_parser = FalseyValueParser::new())]
     pub prepare_forks: bool,
+    /// Ask the kernel which pages are accessed (Linux 7.3 or newer), so that fewer evicted pages refault. Programs that fork may
+    /// then exceed the limit by copies of what they share
+    #[arg(long, env = "MEMFOLD_TRACK_ACCESSES", value_parser = FalseyValueParser::new())]
+    pub track_accesses: bool,
     /// Store pages without a checksum
     #[arg(long, env = "MEMFOLD_NO_CHECKSUM", value_parser = FalseyValueParser::new())]
     pub no_checksum: bool,

@@ -7,7 +7,7 @@ use memfold_simulation::simulation::explore::{
     Failure, check, check_in, schedules_of, shorten, try_for, try_run,
 };
 use memfold_simulation::simulation::history::{AREA_PAGES, History, Step};
-use memfold_simulation::simulation::{ended_helper, held_gate, lost_pages, progress};
+use memfold_simulation::simulation::{ended_helper, held_gate, lost_pages, progress, spared_pages};
 use std::panic;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -332,6 +332,7 @@ fn of_threads(threads: Vec<Vec<Step>>, (limit, stage): (u64, u64)) -> History {
         locked: None,
         prepared: false,
         carries: false,
+        tracked: false,
         seed: 0,
     }
 }
@@ -348,6 +349,7 @@ fn pages_of_a_run_that_moved_before_it_was_carried_off_are_kept() {
     ];
     let history = History {
         carries: true,
+        tracked: false,
         seed: 66207,
         ..of_threads(vec![mover; 2], (9, 11))
     };
@@ -369,6 +371,7 @@ fn a_late_write_of_the_kernel_may_be_lost() {
         locked: None,
         prepared: false,
         carries: false,
+        tracked: false,
         threads: vec![vec![
             Step::Map(0, AREA_PAGES),
             Step::Fill(0),
@@ -413,6 +416,7 @@ fn a_child_may_miss_a_move_of_a_killed_parent_that_leaves_the_mapping() {
             locked: None,
             prepared: false,
             carries: false,
+            tracked: false,
             seed: 0,
         }
     };
@@ -437,6 +441,39 @@ fn no_program_waits_for_the_gate_of_another_one() {
             "{bug:?}: {why}"
         );
     }
+}
+
+/// Where the kernel tells which pages were accessed, each page holds what it must, too.
+#[test]
+fn victims_are_chosen_by_accesses() {
+    const SCHEDULES: usize = 3;
+    search_for(50, |seed| {
+        let mut history = History::of_seed(seed);
+        history.tracked = true;
+        Bug::put_back(None);
+        let outcome = try_run(&history, schedules_of(seed), SCHEDULES);
+        Some(outcome.map_err(|why| Failure {
+            seed: schedules_of(seed),
+            history,
+            schedules: SCHEDULES,
+            why,
+        }))
+    });
+}
+
+#[test]
+fn pages_that_are_used_all_the_time_stay() {
+    silence_panics_of_executions();
+    let misses = |tracked| {
+        (0..3)
+            .map(|seed| spared_pages::run(seed, 4, tracked))
+            .sum::<u64>()
+    };
+    let (tracked, blind) = (misses(true), misses(false));
+    println!(
+        "a page that is used all the time was out {blind} times, or {tracked} times where accesses are known"
+    );
+    assert!(tracked * 4 < blind * 3, "{tracked} for {blind}");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! on drop, and uses it through [`borrow`].
 
 use crate::Errno;
-use crate::uffd::{FEATURE_POISON, Message, Uffd};
+use crate::uffd::{FEATURE_POISON, FEATURE_RWP, FEATURE_RWP_ASYNC, Message, Uffd};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -93,6 +93,11 @@ fn create_either() -> Result<OwnedFd, Errno> {
 pub fn kernel_has(feature: u64) -> bool {
     let features = create_either().and_then(|descriptor| borrow(&descriptor).api(0));
     features.is_ok_and(|has| has & feature != 0)
+}
+
+/// Whether this kernel can tell which pages were accessed (`UFFDIO_RWPROTECT` without messages, Linux 7.3).
+pub fn kernel_tracks_accesses() -> bool {
+    kernel_has(FEATURE_RWP) && kernel_has(FEATURE_RWP_ASYNC)
 }
 
 /// Whether this kernel can have a page's faults raise `SIGBUS` (`UFFDIO_POISON`, Linux 6.6).

@@ -41,6 +41,10 @@ pub const FEATURE_EXACT_ADDRESS: u64 = 1 << 11;
 pub const FEATURE_POISON: u64 = 1 << 14;
 /// `UFFD_FEATURE_MOVE` (Linux 6.8).
 pub const FEATURE_MOVE: u64 = 1 << 16;
+/// `UFFD_FEATURE_RWP` (Linux 7.3): which pages are accessed can be tracked.
+pub const FEATURE_RWP: u64 = 1 << 17;
+/// `UFFD_FEATURE_RWP_ASYNC`: an access to a tracked page raises no message.
+pub const FEATURE_RWP_ASYNC: u64 = 1 << 18;
 
 /// The fault was a write.
 pub const FAULT_WRITE: u64 = 1;
@@ -58,6 +62,7 @@ const IOC_MOVE: usize = 0xc028_aa05;
 const IOC_WRITEPROTECT: usize = 0xc018_aa06;
 const IOC_CONTINUE: usize = 0xc020_aa07;
 const IOC_POISON: usize = 0xc020_aa08;
+const IOC_RWPROTECT: usize = 0xc018_aa09;
 /// A process that may open it may create userfaultfds that also serve the kernel's own faults.
 pub const DEVICE: &CStr = c"/dev/userfaultfd";
 /// `USERFAULTFD_IOC_NEW` on [`DEVICE`].
@@ -68,7 +73,9 @@ const CREATED: usize = 0o2_000_000 | 0o4_000;
 
 const REGISTER_MODE_MISSING: u64 = 1;
 const REGISTER_MODE_WP: u64 = 2;
+const REGISTER_MODE_RWP: u64 = 8;
 const WRITEPROTECT_MODE_WP: u64 = 1;
+const RWPROTECT_MODE_RWP: u64 = 1;
 const MODE_DONTWAKE: u64 = 1;
 
 /// One message, 32 bytes, as `read` returns it.
@@ -316,6 +323,23 @@ impl Uffd {
     pub fn register_protectable(self, start: u64, length: u64) -> Result<(), Errno> {
         let mode = REGISTER_MODE_MISSING | REGISTER_MODE_WP;
         ioctl(self.0, IOC_REGISTER, &mut [start, length, mode, 0])
+    }
+
+    /// [`Uffd::register`], and for [`Uffd::track`]. `EINVAL` without [`FEATURE_RWP`], and of memory that may not be
+    /// accessed. What is registered so cannot be protectable.
+    pub fn register_tracked(self, start: u64, length: u64) -> Result<(), Errno> {
+        let mode = REGISTER_MODE_MISSING | REGISTER_MODE_RWP;
+        ioctl(self.0, IOC_REGISTER, &mut [start, length, mode, 0])
+    }
+
+    /// Has the kernel note the next access to each page of the range that is there. All that is mapped there must be
+    /// registered so; else nothing is done.
+    pub fn track(self, start: u64, length: u64) -> Result<(), Errno> {
+        ioctl(
+            self.0,
+            IOC_RWPROTECT,
+            &mut [start, length, RWPROTECT_MODE_RWP],
+        )
     }
 
     /// Whether all of a range lies in one mapping, anonymous memory that is registered with a

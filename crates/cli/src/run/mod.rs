@@ -401,6 +401,7 @@ fn options(
         writeback_after: arguments.writeback_after.0,
         proactive: arguments.proactive,
         prepare_forks: arguments.prepare_forks,
+        track_accesses: arguments.track_accesses,
         managed,
         agent_image: AGENT,
         runtime_dir: runtime_dir.to_owned(),

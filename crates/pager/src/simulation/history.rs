@@ -100,6 +100,8 @@ pub struct History {
     pub prepared: bool,
     /// The kernel moves no pages: helpers carry them off. No history of a seed does.
     pub carries: bool,
+    /// The kernel tells which pages were accessed.
+    pub tracked: bool,
     /// The place out of which the kernel moves no page, as if it were locked.
     pub locked: Option<usize>,
     /// What the kernel forgets to tell is chosen by this.
@@ -118,6 +120,7 @@ impl History {
             adversity: Adversity::default(),
             prepared: false,
             carries: false,
+            tracked: false,
             locked: None,
             seed,
         }
@@ -172,6 +175,7 @@ impl History {
             locked: (random.below(4) == 0).then(|| random.below(PLACES)),
             prepared: forks && random.below(PREPARED) == 0,
             carries: false,
+            tracked: false,
             seed,
         }
     }
@@ -227,6 +231,7 @@ impl History {
             locked: None,
             prepared: false,
             carries: false,
+            tracked: false,
             adversity: Adversity {
                 preemption: true,
                 ..Adversity::default()
@@ -267,6 +272,7 @@ impl History {
             locked: None,
             prepared: random.below(PREPARED) == 0,
             carries: false,
+            tracked: false,
             adversity: Adversity {
                 late_events: true,
                 ..Adversity::default()
@@ -308,6 +314,7 @@ impl History {
             locked: None,
             prepared: true,
             carries: false,
+            tracked: false,
             adversity: Adversity::default(),
             seed,
         }
@@ -345,6 +352,7 @@ impl History {
             locked: None,
             prepared: random.below(PREPARED) == 0,
             carries: false,
+            tracked: false,
             seed,
         }
     }
@@ -567,7 +575,7 @@ impl fmt::Display for History {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             out,
-            "limit {} pages, stage {} places, {} handlers, shared places {}, locked place {:?}, forks prepared {}, carried off {}, {:?}",
+            "limit {} pages, stage {} places, {} handlers, shared places {}, locked place {:?}, forks prepared {}, carried off {}, accesses tracked {}, {:?}",
             self.limit,
             self.stage,
             self.handlers,
@@ -575,6 +583,7 @@ impl fmt::Display for History {
             self.locked,
             self.prepared,
             self.carries,
+            self.tracked,
             self.adversity
         )?;
         for (number, steps) in self.threads.iter().enumerate() {

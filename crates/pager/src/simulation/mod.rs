@@ -12,6 +12,7 @@
 //! | `held_gate` | programs beside one whose gate is held |
 //! | `ended_helper` | a process that outlives the helper of its memory |
 //! | `lost_pages` | a child that forks though it has lost pages |
+//! | `spared_pages` | what a program uses all the time, beside what it uses now and then |
 //! | `explore` | many executions; the shortest history that fails |
 //! | `adversity` | what goes wrong in the kernel beside |
 //! | `progress` | whether programs still do something |
@@ -30,6 +31,7 @@ pub(crate) mod model;
 pub(crate) mod program;
 pub mod progress;
 pub(crate) mod run;
+pub mod spared_pages;
 pub(crate) mod sync;
 pub(crate) mod time;
 pub mod trace;

@@ -87,6 +87,9 @@ impl World {
         if history.carries {
             group.resources.carry();
         }
+        if history.tracked {
+            group.resources.track_accesses();
+        }
         World {
             reader: Reader::new(group.clone(), Arc::new(Ports)),
             group,

@@ -57,6 +57,8 @@ pub(crate) struct Resources {
     is_any_listed: AtomicBool,
     /// Pages get to the stage by `mremap`, as the kernel has no `UFFDIO_MOVE`.
     carries: AtomicBool,
+    /// See [`Resources::tracks_accesses`].
+    tracks_accesses: AtomicBool,
     /// A zero-filled page that was known to be resident was logged.
     pub warned_zeroed: AtomicBool,
     /// A program near `vm.max_map_count` was logged.
@@ -124,6 +126,7 @@ impl Resources {
             prepares_forks: AtomicBool::new(false),
             is_any_listed: AtomicBool::default(),
             carries: AtomicBool::new(false),
+            tracks_accesses: AtomicBool::new(false),
             warned_zeroed: AtomicBool::new(false),
             warned_mappings: AtomicBool::new(false),
             short_of_descriptors: AtomicU64::new(0),
@@ -159,6 +162,16 @@ impl Resources {
     /// Has helpers carry pages off. Called before the first program is admitted.
     pub(crate) fn carry(&self) {
         self.carries.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether accesses are tracked (`reclaim/accesses.rs`). Tracked memory cannot be write-protected.
+    pub(crate) fn tracks_accesses(&self) -> bool {
+        self.tracks_accesses.load(Ordering::Relaxed)
+    }
+
+    /// Turns access tracking on. Called before the first program is admitted.
+    pub(crate) fn track_accesses(&self) {
+        self.tracks_accesses.store(true, Ordering::Relaxed);
     }
 
     /// Sets the resident limit in bytes.

@@ -25,6 +25,7 @@ use crate::supervised::util::run_time::RunTime;
 use memfold_swap::{SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::hello::{Rendezvous, SOCKET_PATH_MAX, STARTS_AT_ONCE};
+use memfold_sys::owned_uffd::kernel_tracks_accesses;
 use memfold_sys::privilege;
 use memfold_sys::probe::{self, Mover, memory_allowance};
 use memfold_sys::process::{own_filters, own_id, own_user, own_user_namespace};
@@ -115,6 +116,9 @@ impl Supervisor {
         if carries {
             supervisor.group.resources.carry();
         }
+        if options.track_accesses {
+            supervisor.track_accesses(carries);
+        }
         let failed = |path: &Path| {
             let path = path.to_owned();
             move |source| StartError::Directory { path, source }
@@ -162,6 +166,19 @@ impl Supervisor {
         spawn("sharing").spawn(move || sharing.run())?;
         spawn("background").spawn(move || background.run())?;
         Ok(())
+    }
+
+    /// Turns access tracking on, if the kernel has it.
+    fn track_accesses(&self, carries: bool) {
+        let why_not = if carries {
+            "pages are taken away by mremap here (see memfold doctor)"
+        } else if kernel_tracks_accesses() {
+            self.group.resources.track_accesses();
+            return;
+        } else {
+            "this kernel does not tell which pages are accessed (Linux 7.3 does)"
+        };
+        log::warn!("--track-accesses has no effect: {why_not}");
     }
 
     /// Starts the thread that starts the helpers of programs that began without one.

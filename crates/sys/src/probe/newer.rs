@@ -2,7 +2,7 @@
 
 use super::Check;
 use crate::memory::kernel_frees_locked;
-use crate::owned_uffd::{kernel_poisons, kernel_reads_now};
+use crate::owned_uffd::{kernel_poisons, kernel_reads_now, kernel_tracks_accesses};
 use crate::process::{kernel_finds_mappings, kernel_scans, kernel_seals, kernel_shows_guards};
 use crate::socket::{kernel_hands_out_peers, kernel_withholds_descriptors};
 
@@ -69,6 +69,12 @@ const FEATURES: &[Feature] = &[
         since: "6.16",
         is_there: kernel_withholds_descriptors,
         without: "another user of the host can have programs that change their user run unmanaged",
+    },
+    Feature {
+        name: "UFFDIO_RWPROTECT",
+        since: "7.3",
+        is_there: kernel_tracks_accesses,
+        without: "--track-accesses has no effect",
     },
 ];
 

@@ -43,6 +43,9 @@ const ZERO: u64 = 1 << 5;
 /// `PAGE_IS_GUARD` (Linux 6.16).
 const GUARD: u64 = 1 << 8;
 
+/// `PAGE_IS_ACCESSED` (Linux 7.3): accessed since it was tracked, or not tracked as yet.
+const ACCESSED: u64 = 1 << 9;
+
 /// What the entry of a page says (Documentation/admin-guide/mm/pagemap.rst).
 const FRAME: u64 = (1 << 55) - 1;
 const MAPPED_ONCE: u64 = 1 << 56;
@@ -202,6 +205,20 @@ impl Inspector {
     /// If the process is gone, and before Linux 6.7 (`ENOTTY`).
     pub fn runs_of_zeros(&self, start: u64, end: u64) -> io::Result<Vec<(u64, u64)>> {
         self.scan(start, end, Wanted::any_of(ZERO))
+    }
+
+    /// The runs `(start, end)` of pages of the range that are there, in memory whose accesses are tracked
+    /// ([`Uffd::track`](crate::uffd::Uffd::track)), and were accessed since, or came since.
+    ///
+    /// # Errors
+    /// If the process is gone, and before Linux 7.3 (`EINVAL`).
+    pub fn runs_of_accessed(&self, start: u64, end: u64) -> io::Result<Vec<(u64, u64)>> {
+        const WANTED: Wanted = Wanted {
+            all: PRESENT | ACCESSED,
+            none: 0,
+            any: 0,
+        };
+        self.scan(start, end, WANTED)
     }
 
     /// The guard regions (`MADV_GUARD_INSTALL`) in a range, as `(start, end)`. None where the kernel

@@ -440,7 +440,11 @@ impl MemoryState {
     /// protected there.
     fn forget_zero_pages(&mut self) {
         for mapped in self.pages.values_mut() {
-            if !mapped.prepared && mapped.registered != Registered::Protectable {
+            let is_copied = matches!(
+                mapped.registered,
+                Registered::Protectable | Registered::Tracked
+            );
+            if !mapped.prepared && !is_copied {
                 mapped.frame = None;
             }
         }

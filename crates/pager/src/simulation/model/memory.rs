@@ -51,6 +51,8 @@ pub enum Registered {
     Missing,
     /// For missing and write-protected pages.
     Protectable,
+    /// For missing pages, and for tracking accesses.
+    Tracked,
 }
 
 /// One mapped page.
@@ -62,7 +64,7 @@ pub struct Mapped {
     pub registered: Registered,
     /// What is there; nothing if it is missing.
     pub frame: Option<Frame>,
-    /// Writes are faults.
+    /// Writes are faults; of tracked pages: none was accessed since.
     pub protected: bool,
     /// Another process may map the page, too: it was there at a fork, and was not written since. Linux
     /// does not look whether the other one has left.
@@ -313,7 +315,10 @@ impl Memory {
                 }
                 (None, _) => false,
                 (Some(_), Registered::Protectable) if write && mapped.protected => true,
-                (Some(frame), _) => {
+                (Some(frame), registered) => {
+                    if registered == Registered::Tracked {
+                        mapped.protected = false;
+                    }
                     if write && (mapped.shared || matches!(frame, Frame::Zero)) {
                         // COW.
                         mapped.frame = Some(Frame::of(frame.tag()));

@@ -115,7 +115,7 @@ impl Inspector {
 
 impl Inspector {
     /// The pages of a range whose frames are looked for. Between looks at them other threads run.
-    fn pages_with(&self, range: PageRange, is_wanted: fn(&Frame) -> bool) -> io::Result<RangeSet> {
+    fn pages_with(&self, range: PageRange, is_wanted: fn(&Mapped) -> bool) -> io::Result<RangeSet> {
         let mut resident = RangeSet::default();
         let (mut page, mut scanned) = (range.start, 0);
         loop {
@@ -130,7 +130,7 @@ impl Inspector {
             let Some((found, mapped)) = state.pages.range(page..range.end).next() else {
                 return Ok(resident);
             };
-            if mapped.frame.as_ref().is_some_and(is_wanted) {
+            if mapped.frame.is_some() && is_wanted(mapped) {
                 resident.add(PageRange::around(*found, 1));
             }
             page = found.plus(1);
@@ -144,7 +144,13 @@ impl Process for Inspector {
     }
 
     fn zero_pages(&self, range: PageRange) -> io::Result<RangeSet> {
-        self.pages_with(range, |frame| matches!(frame, Frame::Zero))
+        self.pages_with(range, |mapped| matches!(mapped.frame, Some(Frame::Zero)))
+    }
+
+    fn accessed(&self, range: PageRange) -> io::Result<RangeSet> {
+        self.pages_with(range, |mapped| {
+            mapped.registered == Registered::Tracked && !mapped.protected
+        })
     }
 
     fn copy_out(&self, addresses: &[u64], target: &mut [u8]) -> io::Result<usize> {

@@ -132,15 +132,28 @@ impl Userfaultfd {
         Ok(())
     }
 
-    fn set_protection(&self, range: PageRange, protect: bool) -> Result<(), Errno> {
-        trace(|| format!("protect {protect} {}", short(range)));
+    fn set_protection(
+        &self,
+        range: PageRange,
+        registered: Registered,
+        protect: bool,
+    ) -> Result<(), Errno> {
+        trace(|| format!("protect {protect} {registered:?} {}", short(range)));
         let changing = self.begin()?;
         interleave();
         let mut state = changing.0.state();
-        // Gaps are passed over; a mapping that is not registered so ends it.
+        // Gaps are passed over; a mapping that is not registered so ends it, or all where accesses are tracked.
         let mut result = Err(Errno::ENOENT);
+        let is_tracking = registered == Registered::Tracked;
+        if is_tracking
+            && state
+                .mapped(range)
+                .any(|(_, page)| page.registered != registered)
+        {
+            return result;
+        }
         for (_, page) in state.mapped(range) {
-            if page.registered != Registered::Protectable {
+            if page.registered != registered {
                 result = Err(Errno::ENOENT);
                 break;
             }
@@ -165,9 +178,19 @@ impl Userfaultfd {
         if adversity::is_refused() {
             return Err(Errno::ENOMEM);
         }
+        let is_other = |before| {
+            let modes = [before, how];
+            modes.contains(&Registered::Protectable) && modes.contains(&Registered::Tracked)
+        };
+        if state
+            .mapped(range)
+            .any(|(_, page)| is_other(page.registered))
+        {
+            return Err(Errno::EBUSY);
+        }
         // What is registered for more stays so.
         let changed = state.register(range, |before| match before {
-            Registered::Protectable => before,
+            Registered::Protectable | Registered::Tracked => before,
             _ => how,
         });
         if changed.is_some() {
@@ -212,11 +235,11 @@ impl Memory for Userfaultfd {
     }
 
     fn protect(&self, range: PageRange) -> Result<(), Errno> {
-        self.set_protection(range, true)
+        self.set_protection(range, Registered::Protectable, true)
     }
 
     fn unprotect(&self, range: PageRange) -> Result<(), Errno> {
-        self.set_protection(range, false)
+        self.set_protection(range, Registered::Protectable, false)
     }
 
     fn register(&self, range: PageRange) -> Result<(), Errno> {
@@ -225,6 +248,14 @@ impl Memory for Userfaultfd {
 
     fn register_protectable(&self, range: PageRange) -> Result<(), Errno> {
         self.register_as(range, Registered::Protectable)
+    }
+
+    fn register_tracked(&self, range: PageRange) -> Result<(), Errno> {
+        self.register_as(range, Registered::Tracked)
+    }
+
+    fn track(&self, range: PageRange) -> Result<(), Errno> {
+        self.set_protection(range, Registered::Tracked, true)
     }
 
     fn unregister(&self, range: PageRange) -> Result<(), Errno> {

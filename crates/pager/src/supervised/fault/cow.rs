@@ -16,6 +16,9 @@
 //! remembered, and protected alone. Where that is little it stays writable: it is what the program writes all the
 //! time, and would fault again after each fork.
 //!
+//! Where accesses are tracked (`reclaim/accesses.rs`) memory cannot be protected: copies after forks wait for nothing, and
+//! a first read takes memory at once.
+//!
 //! The last pages of thread stacks (`registration/vma_scan.rs`) are never protected: the kernel writes
 //! there at thread exit without waiting for a userfaultfd. The helper, which writes to break COW of
 //! victims, never waits for room, because it makes room.
@@ -69,7 +72,7 @@ impl AddressSpace {
 
     /// Has the child of a prepared fork protected as it is registered, if it is near the limit.
     pub(crate) fn protect_as_adopted(&self) {
-        if self.is_near_limit() {
+        if self.is_near_limit() && !self.resources.tracks_accesses() {
             self.cow.write_protected.store(true, Ordering::Relaxed);
             self.cow.set_writable(Some(RangeSet::default()));
         }
@@ -77,7 +80,7 @@ impl AddressSpace {
 
     /// Write-protects the managed ranges, or what of them is writable, if the group is near its limit.
     pub(crate) fn protect_if_near(&self) {
-        if !self.is_near_limit() {
+        if !self.is_near_limit() || self.resources.tracks_accesses() {
             return;
         }
         let ranges = lock(&self.managed).ranges().to_vec();
@@ -133,6 +136,9 @@ impl AddressSpace {
 
     /// Has the first write to each page of zeros in a range wait for room.
     pub(crate) fn protect_zeros(&self, range: PageRange) {
+        if self.resources.tracks_accesses() {
+            return;
+        }
         self.cow.protects_zeros.store(true, Ordering::Relaxed);
         if !self.protect(&[range]) {
             self.cow.note_writable(range);

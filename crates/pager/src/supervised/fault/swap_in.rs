@@ -264,6 +264,10 @@ impl Filling<'_> {
                 Err(Partial { done, errno }) => (done as usize / PAGE_SIZE, Some(errno)),
             };
             charged.end(done as u64);
+            self.space.note_arrived(PageRange {
+                start: first,
+                end: first.plus(done as u64),
+            });
             self.install_copied(next..next + done);
             next += done;
             match errno {

@@ -32,8 +32,8 @@ pub(crate) fn fill_zeros(
     if pages == 0 {
         return None;
     }
-    // A write or a window gets private memory; a single read gets the shared zero page.
-    let owned = fault.write || pages > 1;
+    // A write or a window gets private memory; a single read gets the shared zero page, where its first write can wait for room.
+    let owned = fault.write || pages > 1 || space.resources.tracks_accesses();
     let charged = match window {
         Some(window) => window,
         None => Charged::new(space, u64::from(owned)),
@@ -70,6 +70,10 @@ pub(crate) fn fill_zeros(
         Err(partial) => partial.done / PAGE_SIZE as u64,
     };
     charged.end(if owned { done } else { 0 });
+    space.note_arrived(PageRange {
+        start: fault.page,
+        end: fault.page.plus(done),
+    });
     if done > 0 && was_known_resident(space, claimed[0]) {
         note_zeroed(space, fault.page);
     }

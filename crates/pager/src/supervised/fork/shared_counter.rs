@@ -308,7 +308,11 @@ fn look_at(space: &AddressSpace, frames: &mut Vec<u64>) -> Look {
             frames.truncate(before);
             Look::Absent
         }
-        Some(Ok(found)) => {
+        Some(Ok(mut found)) => {
+            if space.resources.tracks_accesses() {
+                // The bit that tells protected pages tells tracked ones there.
+                found.unprotected = found.pages;
+            }
             bounds.end_look(&look, &found);
             Look::Found(found)
         }

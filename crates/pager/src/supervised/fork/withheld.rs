@@ -162,7 +162,7 @@ impl AddressSpace {
                 }
                 return is_registered;
             }
-            let is_registered = self.uffd().register_protectable(*range).is_ok();
+            let is_registered = self.register(*range).is_ok();
             if !is_registered {
                 lock(&self.refused).note(*range);
             }
@@ -482,7 +482,7 @@ impl AddressSpace {
     /// cannot be registered: the child must not run, as it would read zeros there.
     pub(crate) fn adopt(&self, range: PageRange) -> bool {
         for _ in 0..TRIES {
-            match self.uffd().register_protectable(range) {
+            match self.register(range) {
                 Ok(()) => {
                     // What was to be protected at the fork was not registered yet.
                     self.protect_new(range);

@@ -23,7 +23,7 @@ use crate::supervised::helper::discard::{Connection, Sent};
 use crate::supervised::helper::peer::Peer;
 use crate::supervised::helper::takeover::PROOF_PAGES;
 use crate::supervised::kernel::Memory;
-use crate::supervised::kernel::linux::{FEATURES, FEATURES_WITHOUT_FORKS};
+use crate::supervised::kernel::linux::{FEATURES, FEATURES_THAT_TRACK, FEATURES_WITHOUT_FORKS};
 use crate::supervised::reclaim::batch::HelperPort;
 use crate::supervised::space::fork_state::ForkState;
 use crate::supervised::space::{AddressSpace, Arena, Attached};
@@ -251,7 +251,7 @@ impl Acceptor {
     /// The address space of the child of a prepared fork. Its token is known to its parent and to it, and good for one
     /// hello; like any peer it has yet to prove that the userfaultfd is its own.
     fn expected(&self, token: u64, uffd: Sent, user: u32) -> io::Result<Arc<AddressSpace>> {
-        borrow(&uffd).api(FEATURES_WITHOUT_FORKS)?;
+        borrow(&uffd).api(self.features(FEATURES_WITHOUT_FORKS))?;
         let claimed = self
             .group
             .expected_children
@@ -264,6 +264,15 @@ impl Acceptor {
         })
     }
 
+    /// What is asked for of a userfaultfd: these features, and what tracking accesses takes.
+    fn features(&self, features: u64) -> u64 {
+        if self.group.resources.tracks_accesses() {
+            features | FEATURES_THAT_TRACK
+        } else {
+            features
+        }
+    }
+
     /// An address space that inherits nothing by way of the supervisor. It may share pages all the
     /// same, with the one that forked it when nothing there was managed.
     fn newcomer(
@@ -274,11 +283,11 @@ impl Acceptor {
         relative: u64,
     ) -> io::Result<Arc<AddressSpace>> {
         if self.group.resources.prepares_forks() {
-            borrow(&uffd).api(FEATURES_WITHOUT_FORKS)?;
+            borrow(&uffd).api(self.features(FEATURES_WITHOUT_FORKS))?;
         } else {
             // The kernel reports forks to a process with CAP_SYS_PTRACE only.
             let _raised = privilege::raised();
-            borrow(&uffd).api(FEATURES)?;
+            borrow(&uffd).api(self.features(FEATURES))?;
         }
         let (port, file) = self.ports.new_port()?;
         let port = HelperPort::new(port, file);

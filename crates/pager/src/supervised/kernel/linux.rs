@@ -119,6 +119,16 @@ impl Memory for Userfaultfd {
         self.uffd().register_protectable(start, length)
     }
 
+    fn register_tracked(&self, range: PageRange) -> Result<(), Errno> {
+        let (start, length) = span(range);
+        self.uffd().register_tracked(start, length)
+    }
+
+    fn track(&self, range: PageRange) -> Result<(), Errno> {
+        let (start, length) = span(range);
+        self.uffd().track(start, length)
+    }
+
     fn unregister(&self, range: PageRange) -> Result<(), Errno> {
         let (start, length) = span(range);
         self.uffd().unregister(start, length)
@@ -176,6 +186,9 @@ fn message_of(message: &uffd::Message) -> Option<Message<Userfaultfd>> {
     }
 }
 
+/// What is asked for where accesses are tracked, too.
+pub(crate) const FEATURES_THAT_TRACK: u64 = uffd::FEATURE_RWP | uffd::FEATURE_RWP_ASYNC;
+
 /// The ranges between such addresses.
 fn set_of(runs: &[(u64, u64)]) -> RangeSet {
     let runs = runs.iter();
@@ -192,6 +205,11 @@ impl Process for Inspector {
     fn zero_pages(&self, range: PageRange) -> io::Result<RangeSet> {
         let (start, end) = (range.start.address(), range.end.address());
         Ok(set_of(&self.runs_of_zeros(start, end)?))
+    }
+
+    fn accessed(&self, range: PageRange) -> io::Result<RangeSet> {
+        let (start, end) = (range.start.address(), range.end.address());
+        Ok(set_of(&self.runs_of_accessed(start, end)?))
     }
 
     fn copy_out(&self, addresses: &[u64], target: &mut [u8]) -> io::Result<usize> {

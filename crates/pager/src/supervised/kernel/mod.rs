@@ -92,6 +92,13 @@ pub(crate) trait Memory: Sized {
     /// Registers a range for missing and write-protected pages.
     fn register_protectable(&self, range: PageRange) -> Result<(), Errno>;
 
+    /// Registers a range for missing pages, and for tracking accesses.
+    fn register_tracked(&self, range: PageRange) -> Result<(), Errno>;
+
+    /// Has the kernel note the next access to each page of the range that is there (`UFFDIO_RWPROTECT`). Nothing is done if
+    /// not all of it is registered so.
+    fn track(&self, range: PageRange) -> Result<(), Errno>;
+
     /// Unregisters a range: the kernel fills its holes with zeros again.
     fn unregister(&self, range: PageRange) -> Result<(), Errno>;
 
@@ -125,6 +132,9 @@ pub(crate) trait Process {
 
     /// The pages of a range that were read and never written: the kernel's page of zeros. `Err` also where it does not tell.
     fn zero_pages(&self, range: PageRange) -> io::Result<RangeSet>;
+
+    /// The pages of a range that are tracked, and were accessed since, or came since.
+    fn accessed(&self, range: PageRange) -> io::Result<RangeSet>;
 
     /// Copies pages out of the program, up to the first that is missing. Returns their number.
     fn copy_out(&self, addresses: &[u64], target: &mut [u8]) -> io::Result<usize>;

@@ -1,5 +1,6 @@
 //! Page-out: victims, batches through the stage, and the reclaimer thread.
 
+pub(crate) mod accesses;
 #[cfg(not(simulated))]
 pub(crate) mod affinity;
 pub(crate) mod batch;

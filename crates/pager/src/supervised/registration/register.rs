@@ -52,7 +52,7 @@ pub(crate) fn register(
             continue;
         }
         for part in lock(&space.managed).uncovered(*range) {
-            if let Err(errno) = uffd.register_protectable(part) {
+            if let Err(errno) = space.register(part) {
                 // It has another userfaultfd, or is of a kind that may have none, or is gone. Whatever else is wrong may
                 // pass sooner.
                 if matches!(errno, Errno::EBUSY | Errno::EINVAL | Errno::EPERM) {

@@ -1,9 +1,10 @@
 //! The clock hand of an address space.
 
 use crate::page::{PageRange, VirtualPage};
+use crate::range_set::RangeSet;
 use crate::replacement::Replacement;
 use crate::sync::Mutex;
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 /// The clock hand of an address space, and ranges that are paged out ahead of it. A round moves
 /// the hand; other threads read it as a hint (Relaxed).
@@ -21,6 +22,11 @@ pub(crate) struct Clock {
     pub faulted: AtomicU32,
     /// Which pages leave first.
     pub replacement: Mutex<Replacement>,
+    /// What came since the last round, where accesses are tracked.
+    pub arrived: Mutex<RangeSet>,
+    /// The last batch spared pages that were accessed, and has no victims: the next one takes them. Relaxed: set and read by
+    /// the round.
+    pub spared_all: AtomicBool,
     /// Credit in the proportional choice of an address space: grows by the evictable size, and the
     /// chosen address space pays the sum.
     pub credit: AtomicI64,

@@ -7,6 +7,7 @@
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{Entry, PageState};
 use crate::replacement::List;
+use crate::supervised::reclaim::accesses::Sparing;
 use crate::supervised::reclaim::batch::{Batch, Run};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Inside, Shared};
@@ -22,6 +23,8 @@ pub(crate) const LOOKED_AT: usize = 1 << 15;
 /// Maximum number of runs of `Removed` pages resolved per batch. More resolves them earlier and holds
 /// the gate for longer.
 const REMOVED_RUNS: usize = 64;
+/// Pages of the inactive list that one batch spares at most. More hold the gate for longer.
+const MOST_SPARED: usize = 256;
 /// Fraction (1/n) of a revolution of the hand within which a refault is early. A larger divisor marks
 /// fewer pages hot.
 const RECENT_DIVISOR: u64 = 8;
@@ -53,9 +56,11 @@ impl Batch {
             removed: Vec::new(),
             list: List::Active,
             samples: 0,
+            sparing: None,
         };
         if wanted > 0 {
             planner.choose();
+            planner.end_sparing();
             resolve_removed(space, gate, &planner.removed);
         }
         let exhausted = planner.exhausted;
@@ -111,6 +116,8 @@ struct Planner<'a> {
     list: List,
     /// How many of the next ones are samples of it.
     samples: usize,
+    /// Where pages that were accessed are spared.
+    sparing: Option<Sparing>,
 }
 
 impl Planner<'_> {
@@ -152,6 +159,8 @@ impl Planner<'_> {
             self.exhausted = true;
             return;
         }
+        space.track_arrived();
+        self.sparing = space.spares_accessed().then(Sparing::default);
         self.take_inactive(&ranges);
         if self.pages < self.wanted {
             self.take_active(&ranges);
@@ -172,7 +181,7 @@ impl Planner<'_> {
             lock(&space.clock.replacement).quota(wanted, own, all)
         };
         (self.list, self.samples, self.wanted) = (List::Inactive, quota.samples, quota.inactive);
-        'lists: while self.pages < self.wanted {
+        'lists: while self.pages < self.wanted && self.spared() < MOST_SPARED {
             let Some(range) = lock(&space.clock.replacement).take_inactive() else {
                 break;
             };
@@ -282,6 +291,10 @@ impl Planner<'_> {
                 {
                     true
                 }
+                (PageState::Resident { .. }, _) if self.spares(page) => {
+                    self.passed = true;
+                    true
+                }
                 (_, Some(passed)) => {
                     entry.replace(state, passed);
                     self.passed = true;
@@ -303,6 +316,28 @@ impl Planner<'_> {
             more
         });
         stopped
+    }
+
+    /// Whether a page stays, as it was accessed.
+    fn spares(&mut self, page: VirtualPage) -> bool {
+        let sparing = self.sparing.as_mut();
+        sparing.is_some_and(|sparing| sparing.spares(self.space, page))
+    }
+
+    /// Pages that were spared.
+    fn spared(&self) -> usize {
+        self.sparing.as_ref().map_or(0, |sparing| sparing.pages)
+    }
+
+    fn end_sparing(&mut self) {
+        if let Some(sparing) = &mut self.sparing {
+            sparing.track_spared(self.space);
+        }
+        let spared_all = self.spared() > 0 && self.pages == 0;
+        self.space
+            .clock
+            .spared_all
+            .store(spared_all, Ordering::Relaxed);
     }
 
     fn add_removed(&mut self, page: VirtualPage) {

@@ -200,7 +200,7 @@ fn add_unmanaged(space: &AddressSpace, range: PageRange, ours: &mut RangeSet) {
     for area in areas.iter().flatten().filter(|area| area.is_movable()) {
         let part = PageRange::of_addresses(area.start, area.end).intersection(range);
         for piece in ours.uncovered(part) {
-            if space.uffd().register_protectable(piece).is_ok() {
+            if space.register(piece).is_ok() {
                 ours.add(piece);
             }
         }

@@ -1,0 +1,119 @@
+//! Which pages were accessed, where the kernel tells (`UFFDIO_RWPROTECT` in async mode, Linux 7.3).
+//!
+//! Pages are tracked from the round after they came in on: by then the access that brought them in is over. A victim that was
+//! accessed since stays, and is tracked anew: a second chance, as the kernel gives by the accessed bit. What is on the inactive
+//! list becomes active so.
+//!
+//! A page that the kernel does not track counts as accessed once more, and a batch that spares all it meets is followed by
+//! one that spares nothing: reclaim goes on, whatever a program does.
+//!
+//! No page state depends on any of this.
+
+use crate::page::{PageRange, VirtualPage};
+use crate::range_set::RangeSet;
+use crate::supervised::kernel::{Memory, Process};
+use crate::supervised::space::AddressSpace;
+use crate::sync::lock;
+use memfold_sys::Errno;
+use std::sync::atomic::Ordering;
+
+/// Pages of which is asked at once. More asks for pages that the hand does not reach; fewer takes more system calls.
+const ASKED_AT_ONCE: u64 = 512;
+/// Ranges that are tracked at the next round. More hold the gate for longer; those beyond count as accessed once more.
+const MOST_ARRIVED: usize = 512;
+
+/// What one batch spares.
+#[derive(Default)]
+pub(crate) struct Sparing {
+    /// Where it was asked which pages were accessed.
+    asked: PageRange,
+    accessed: RangeSet,
+    /// What it has spared there.
+    spared: RangeSet,
+    /// Pages that it has spared.
+    pub pages: usize,
+}
+
+impl Sparing {
+    /// Whether a page stays, as it was accessed.
+    pub(crate) fn spares(&mut self, space: &AddressSpace, page: VirtualPage) -> bool {
+        if !self.asked.contains(page) {
+            self.track_spared(space);
+            self.asked = PageRange {
+                start: page,
+                end: page.plus(ASKED_AT_ONCE),
+            };
+            let accessed = space
+                .inspector()
+                .map(|inspector| Process::accessed(&*inspector, self.asked));
+            // Where that is not known, none was.
+            self.accessed = accessed.and_then(Result::ok).unwrap_or_default();
+        }
+        let spares = self.accessed.containing(page).is_some();
+        if spares {
+            self.spared.add(PageRange::around(page, 1));
+            self.pages += 1;
+        }
+        spares
+    }
+
+    /// Tracks what was spared anew.
+    pub(crate) fn track_spared(&mut self, space: &AddressSpace) {
+        let spared = std::mem::take(&mut self.spared);
+        let (Some(first), Some(last)) = (spared.ranges().first(), spared.ranges().last()) else {
+            return;
+        };
+        // Their accesses were faults that copied nothing (`fork/shared_counter.rs`).
+        let counted = &space.sampling.counted_faults;
+        counted.fetch_add(spared.pages(), Ordering::Relaxed);
+        let around = PageRange {
+            start: first.start,
+            end: last.end,
+        };
+        // A part of it may be registered otherwise.
+        if space.uffd().track(around) == Err(Errno::ENOENT) {
+            for range in spared.ranges() {
+                let _ = space.uffd().track(*range);
+            }
+        }
+    }
+}
+
+impl AddressSpace {
+    /// Registers a range for missing pages, and for tracking accesses or else for write protection.
+    pub(crate) fn register(&self, range: PageRange) -> Result<(), Errno> {
+        if self.resources.tracks_accesses() {
+            match self.uffd().register_tracked(range) {
+                // It may not be accessed now (`PROT_NONE`), or it was not when it was registered.
+                Err(Errno::EINVAL | Errno::EBUSY) => {}
+                registered => return registered,
+            }
+        }
+        self.uffd().register_protectable(range)
+    }
+
+    /// Whether the next batch spares what was accessed.
+    pub(crate) fn spares_accessed(&self) -> bool {
+        self.resources.tracks_accesses() && !self.clock.spared_all.load(Ordering::Relaxed)
+    }
+
+    /// Pages came in.
+    pub(crate) fn note_arrived(&self, range: PageRange) {
+        if !self.resources.tracks_accesses() {
+            return;
+        }
+        let mut arrived = lock(&self.clock.arrived);
+        if arrived.ranges().len() < MOST_ARRIVED {
+            arrived.add(range);
+        }
+    }
+
+    /// Tracks what came since the last round.
+    pub(crate) fn track_arrived(&self) {
+        let arrived = std::mem::take(&mut *lock(&self.clock.arrived));
+        for range in arrived.ranges() {
+            // It may be unmapped by now.
+            let _ = self.uffd().track(*range);
+        }
+    }
+}
