@@ -3,7 +3,7 @@
 //! The program is no child of memfold's, so its status is not known, and signals to memfold are not for it: those that
 //! ask to end have it detached, and memfold ends once it holds nothing.
 
-use super::cpu_time::{cpu_seconds, of_programs};
+use super::cpu_time::{SinceAttached, cpu_seconds};
 use super::host_swap::HostSwap;
 use super::signals::Signals;
 use super::thrashing::Thrashing;
@@ -20,6 +20,10 @@ use std::time::{Duration, Instant};
 
 /// Between two looks at what is held.
 const INTERVAL: Duration = Duration::from_millis(100);
+/// Between two looks at the CPU time, which is lost once the program has ended and was waited for. Longer loses more.
+const CPU_TIME_INTERVAL: Duration = Duration::from_millis(500);
+/// The same in times of what a look takes, so that these take a fiftieth of a CPU at most.
+const REST: u32 = 50;
 /// What keeps memfold once the program is let go is logged after this time.
 const UNEXPLAINED: Duration = Duration::from_secs(1);
 
@@ -39,12 +43,16 @@ pub struct AttachedWatch<'a> {
     pub command: String,
     /// The run's name.
     pub name: Option<String>,
+    /// The program's CPU time.
+    pub cpu_time: SinceAttached,
 }
 
 /// What changes while it is watched.
 struct State {
     attacher: Attacher,
     started: Instant,
+    /// When the CPU time is looked at.
+    next_cpu_time: Instant,
     detaches: bool,
     /// Since when the program is not held any more.
     let_go: Option<Instant>,
@@ -57,6 +65,7 @@ impl AttachedWatch<'_> {
         let mut state = State {
             attacher: self.supervisor.attacher(),
             started: Instant::now(),
+            next_cpu_time: Instant::now(),
             detaches: false,
             let_go: None,
             explained: false,
@@ -68,6 +77,7 @@ impl AttachedWatch<'_> {
             self.take_signals(&mut state);
             thrashing.look(|| self.snapshot(&state).statistics);
             host_swap.look();
+            self.look_at_cpu_time(&mut state);
             self.server.answer(|| self.snapshot(&state).into());
             control::serve(&self.commands, || {
                 of_run(self.supervisor.control(), state.attacher.clone())
@@ -177,8 +187,20 @@ impl AttachedWatch<'_> {
         }
     }
 
+    fn look_at_cpu_time(&self, state: &mut State) {
+        let began = Instant::now();
+        if began >= state.next_cpu_time {
+            self.cpu_time();
+            state.next_cpu_time = Instant::now() + (began.elapsed() * REST).max(CPU_TIME_INTERVAL);
+        }
+    }
+
+    fn cpu_time(&self) -> Duration {
+        self.cpu_time.spent(&self.supervisor.managed_processes())
+    }
+
     fn programs(&self) -> Programs {
-        let cpu = of_programs(&[self.process.pid()]);
+        let cpu = self.cpu_time();
         Programs {
             name: self.name.clone(),
             program_cpu_seconds: cpu.as_secs_f64(),

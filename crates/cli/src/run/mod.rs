@@ -40,6 +40,7 @@ use crate::remote;
 use crate::report::{Report, Statistics};
 use crate::summary::{SummaryWhen, summary};
 use attached::AttachedWatch;
+use cpu_time::SinceAttached;
 use limits::{limit, swap_file};
 use memfold_pager::{Algorithm, AttachError, Options, Recompress, RemoteOptions, Supervisor};
 use memfold_sys::probe::{self, Managed};
@@ -286,6 +287,7 @@ fn supervise(
         (None, Subject::Process(process)) => {
             // A second signal must not end memfold from here on: the program would end with it.
             signals.escalation().disable();
+            let cpu_time = SinceAttached::new(process.clone());
             if let Some(signal) = attach_to(supervisor, signals, process)? {
                 Watched::not_started(signal, name)
             } else {
@@ -297,6 +299,7 @@ fn supervise(
                     process: process.clone(),
                     command: command.clone(),
                     name,
+                    cpu_time,
                 };
                 watch.until_done()
             }

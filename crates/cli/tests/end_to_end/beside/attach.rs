@@ -119,6 +119,17 @@ impl Verify {
         resident(self.pid())
     }
 
+    /// User and system CPU time since it started.
+    fn cpu_seconds(&self) -> f64 {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("it runs");
+        let (_, fields) = stat.rsplit_once(") ").expect("a name");
+        let ticks = fields.split(' ').skip(11).take(2);
+        let ticks: u32 = ticks
+            .map(|ticks| ticks.parse::<u32>().expect("ticks"))
+            .sum();
+        f64::from(ticks) / rustix::param::clock_ticks_per_second() as f64
+    }
+
     /// Attaches and detaches it so many times; each time it is paged out. Every other time memfold is told to end.
     pub(super) fn assert_attached_and_detached(&mut self, cycles: u32) {
         let pid = self.pid();
@@ -460,11 +471,25 @@ fn collectors_and_compilers_at_work_are_attached_and_detached_many_times() {
 fn memfold_ends_with_the_program_it_is_attached_to() {
     beside!(&["cc"]);
     let mut verify = Verify::start();
-    let attach = attach(verify.pid());
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let statistics = folder.path().join("statistics");
+    let cpu_seconds = || verify.cpu_seconds();
+    wait_until("it has computed for a while", || cpu_seconds() > 0.5);
+    let before = cpu_seconds();
+    let mut attach = attach_command("16M", verify.pid());
+    let attach = attach.arg("--stats").arg(&statistics).spawn();
+    let attach = attach.expect("memfold starts");
     wait_until("it is under the limit", || verify.resident() < 24 << 20);
+    // Looks at its CPU time, which is gone when it was waited for.
+    wait_until("it has pages out", || has_pages_out(attach.id()));
+    let most = verify.cpu_seconds() - before;
     verify.program.kill().expect("it is there");
     verify.program.wait().expect("it ends");
     assert_ended_well(attach);
+    let found = fs::read(&statistics).expect("statistics");
+    let found: serde_json::Value = serde_json::from_slice(&found).expect("JSON");
+    let spent = found["program_cpu_seconds"].as_f64().expect("a number");
+    assert!(spent > 0.0 && spent <= most + 0.2, "{spent} of {most}");
 }
 
 /// Never zeros in the place of what is gone.
