@@ -472,11 +472,15 @@ pub fn swap_areas() -> usize {
 }
 
 fn host_swap() -> Check {
-    let found = match swap_areas() {
+    Check::note("host-swap", with_swap_areas(swap_areas()), None)
+}
+
+fn with_swap_areas(count: usize) -> String {
+    match count {
         0 => "the host has no swap".to_owned(),
-        areas => format!("the host has {areas} swap areas; memfold works beside them"),
-    };
-    Check::note("host-swap", found, None)
+        1 => "the host has one swap area; memfold works beside it".to_owned(),
+        count => format!("the host has {count} swap areas; memfold works beside them"),
+    }
 }
 
 const CAP_IPC_LOCK: u32 = 14;
@@ -510,6 +514,13 @@ fn errno_of(error: &std::io::Error) -> Errno {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn swap_areas_are_counted_in_english() {
+        assert!(with_swap_areas(0).ends_with("no swap"));
+        assert!(with_swap_areas(1).contains("one swap area; "));
+        assert!(with_swap_areas(2).contains("2 swap areas; "));
+    }
 
     #[test]
     fn every_gap_comes_with_its_remedy() {
