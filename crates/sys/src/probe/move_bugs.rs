@@ -1,12 +1,13 @@
 //! Bugs of the kernel's `UFFDIO_MOVE` that are known, by the version that fixed them, and what is done about them.
 //!
 //! Distributions fix bugs without changing the version, so no kernel is refused: where a bug may show, pages are taken
-//! away by `mremap`, unless [`WITH_MOVE`] is set. Programs are started without huge pages where those are what a bug takes;
+//! away by `mremap`, unless [`WITH_MOVE`] is `1`. Programs are started without huge pages where those are what a bug takes;
 //! one that runs already may have some. Nothing avoids pinned pages.
 
 use super::try_move::works;
 use super::{Check, read_line, swap_areas};
 use crate::huge::Setting;
+use std::ffi::OsStr;
 use std::fmt;
 
 /// A kernel's version: 6.12.41 is `(6, 12, 41)`.
@@ -68,7 +69,7 @@ impl Bug {
     }
 }
 
-/// Set in the environment, it has memfold use `UFFDIO_MOVE` whatever bugs this version of the kernel has, for kernels whose
+/// Set to `1` in the environment, it has memfold use `UFFDIO_MOVE` whatever bugs this version of the kernel has, for those whose
 /// distribution has fixed them.
 pub const WITH_MOVE: &str = "MEMFOLD_WITH_MOVE";
 
@@ -144,12 +145,18 @@ pub fn move_bugs(of: Managed) -> MoveBugs {
 #[must_use]
 pub fn known_bugs(of: Managed) -> MoveBugs {
     let bugs = to_avoid((&release(), of), may_show);
-    match std::env::var_os(WITH_MOVE) {
-        Some(_) => MoveBugs {
+    unless_allowed(bugs, std::env::var_os(WITH_MOVE).as_deref())
+}
+
+/// Forbids nothing where the value of [`WITH_MOVE`] is `1`. Any other leaves the bugs avoided.
+fn unless_allowed(bugs: MoveBugs, value: Option<&OsStr>) -> MoveBugs {
+    if value == Some(OsStr::new("1")) {
+        MoveBugs {
             forbid: None,
             ..bugs
-        },
-        None => bugs,
+        }
+    } else {
+        bugs
     }
 }
 
@@ -316,6 +323,20 @@ mod tests {
         assert!(names("6.17.0").is_empty());
         assert!(names("7.3.1").is_empty());
         assert_eq!(names("5.14.0-611.el9.x86_64"), names("6.8.0"));
+    }
+
+    #[test]
+    fn only_1_allows_what_has_bugs() {
+        let forbids = |value: Option<&str>| {
+            let bugs = bugs_of("6.12.30", Managed::Started);
+            let bugs = unless_allowed(bugs, value.map(OsStr::new));
+            assert!(bugs.of_huge_pages, "{value:?}");
+            bugs.forbid.is_some()
+        };
+        assert!(!forbids(Some("1")));
+        for value in [None, Some(""), Some("0"), Some("no"), Some("10")] {
+            assert!(forbids(value), "{value:?}");
+        }
     }
 
     #[test]
