@@ -98,7 +98,7 @@ fn carry(
     if !relieved || channel.carried.load(Ordering::Acquire) == read_before {
         let mut places = (target..target + length).step_by(PAGE_SIZE);
         if places.any(|place| is_present(place as u64)) {
-            die(b"memfold: memory was mapped anew while its pages were taken away; the program is stopped, as they may be missed\n");
+            die(b"memfold: memory was mapped anew while its pages were taken away; the program is killed, as they may be missed\n");
         }
         return Err(Errno::EFAULT);
     }

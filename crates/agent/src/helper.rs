@@ -192,7 +192,7 @@ impl Helper {
         loop {
             let alive = channel.alive.load(Ordering::Acquire);
             if alive & OWNER_DIED != 0 {
-                die(b"memfold: the supervisor is gone; the program is stopped, as part of its memory went with it\n");
+                die(b"memfold: the supervisor is gone; the program is killed, as part of its memory went with it\n");
             }
             match channel.dismissed.load(Ordering::Acquire) {
                 0 => {}
@@ -412,22 +412,22 @@ fn withhold(channel: &Channel) {
 /// A child whose helper was lost while the supervisor may count on it must not run on: it would not
 /// notice the supervisor's end.
 pub fn fail_stranded() -> ! {
-    die(b"memfold: a forked program lost the supervisor while it was admitted; it is stopped, as part of its memory is there\n")
+    die(b"memfold: a forked program lost the supervisor while it was admitted; it is killed, as part of its memory is there\n")
 }
 
 /// As above: a child of a prepared fork that found no way to the supervisor.
 #[cfg(target_arch = "x86_64")]
 pub fn fail_unprepared() -> ! {
     die(b"memfold: a forked program could not start its helper (no room for a thread, a descriptor or a mapping, or the \
-        supervisor did not admit it); it is stopped, as part of its memory is with the supervisor\n")
+        supervisor did not admit it); it is killed, as part of its memory is with the supervisor\n")
 }
 
 /// As above, at the supervisor's request.
 pub fn fail_lost() -> ! {
-    die(b"memfold: a program ended while it forked; its child is stopped, as part of its memory is lost\n")
+    die(b"memfold: a program ended while it forked; its child is killed, as part of its memory is lost\n")
 }
 
 /// As above, found by the beacon.
 pub fn fail_orphaned() -> ! {
-    die(b"memfold: the supervisor is gone; a forked program is stopped, as part of its memory went with it\n")
+    die(b"memfold: the supervisor is gone; a forked program is killed, as part of its memory went with it\n")
 }

@@ -72,7 +72,7 @@ fn main() -> ExitCode {
     outcome.unwrap_or_else(|failure| failure.report())
 }
 
-/// A supervisor that panics must end at once: its programs are then stopped, never left to wait. The
+/// A supervisor that panics must end at once: its programs are then killed, never left to wait. The
 /// repository's release profile aborts by itself, which `cargo install` from a registry knows nothing of.
 fn abort_on_panic() {
     let report = std::panic::take_hook();

@@ -2,7 +2,7 @@
 //!
 //! One way for all: the `log` facade, so that the libraries need not know the logger (a program
 //! that embeds them has a logger of its own), and `--quiet` is a level. Errors, which explain why a
-//! program was stopped, are always shown.
+//! program was killed, are always shown.
 //!
 //! A thread of its own writes them: no fault and no signal waits for a full pipe or a stopped terminal.
 

@@ -47,7 +47,7 @@ pub struct RemoteArguments {
     #[arg(long, env = "MEMFOLD_REMOTE_KEEP_COPY")]
     #[arg(requires = "remote", value_parser = clap::builder::FalseyValueParser::new())]
     pub remote_keep_copy: bool,
-    /// Stop a program that waits this long for a remote page
+    /// Kill a program (on a disk: fail the read) that waits this long for a remote page; 1s to 31days
     #[arg(
         long,
         value_name = "DURATION",

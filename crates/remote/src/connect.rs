@@ -100,7 +100,7 @@ impl Store {
         if field(&memory, "maxmemory") != Some("0") && policy != "noeviction" {
             log::warn!(
                 "the store's server {server} evicts keys when it is full ({policy}): a program whose \
-                 pages it evicts is stopped; set maxmemory-policy noeviction"
+                 pages it evicts is killed; set maxmemory-policy noeviction"
             );
         }
         let found = field(&replication, "connected_slaves").and_then(|text| text.parse().ok());

@@ -102,7 +102,7 @@ impl Warnings {
         if waits && !std::mem::replace(&mut self.said_waiting, true) {
             lines.push(format!(
                 "the store {} does not return pages{trouble}: what needs them waits, and a program is \
-                 stopped if it does not get one within {} s (reported once)",
+                 killed if it does not get one within {} s (reported once)",
                 self.store,
                 self.patience.as_secs()
             ));
@@ -110,7 +110,7 @@ impl Warnings {
         if usage.lost_pages > 0 && !std::mem::replace(&mut self.said_lost, true) {
             lines.push(format!(
                 "the store {} has lost {} pages (evicted, flushed or gone with a server): a program that \
-                 needs one is stopped (reported once)",
+                 needs one is killed (reported once)",
                 self.store, usage.lost_pages
             ));
         }

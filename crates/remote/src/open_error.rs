@@ -61,7 +61,7 @@ pub enum OpenError {
     },
     /// The time to live is not longer than what a program waits, or out of range.
     #[error(
-        "the time to live of pages must be at least twice the timeout, after which a program is stopped, and from \
+        "the time to live of pages must be at least twice the timeout, after which a program is killed, and from \
          10 seconds to 31 days"
     )]
     TimeToLive,

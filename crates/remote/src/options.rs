@@ -24,7 +24,7 @@ pub struct Options {
     /// How long the store keeps pages that are not renewed: at least twice [`patience`](Self::patience), and from
     /// 10 seconds to 31 days. Default: an hour.
     pub time_to_live: Duration,
-    /// How long a program waits for a page before it is stopped. Default: a minute.
+    /// How long a program waits for a page before it is killed. Default: a minute.
     pub patience: Duration,
 }
 
