@@ -227,11 +227,11 @@ pub struct DetachArguments {
     reason = "each is an option of its own"
 )]
 pub struct HoldOptions {
-    /// Limit on all that memfold manages: resident pages, compressed pool, metadata
+    /// Limit on all that memfold manages: resident pages, compressed pool, metadata; at least 16M
     /// [default: 50%, unless --resident is given]
     #[arg(long, value_name = "SIZE", env = "MEMFOLD_LIMIT")]
     pub limit: Option<Size>,
-    /// Limit on the resident pages alone
+    /// Limit on the resident pages alone; at least 16M
     #[arg(long, value_name = "SIZE", env = "MEMFOLD_RESIDENT")]
     pub resident: Option<Size>,
     /// Where the limit cannot be held, as what is out is larger than it even when compressed: keep this share of the
@@ -250,7 +250,7 @@ pub struct HoldOptions {
     )]
     #[arg(value_hint = clap::ValueHint::DirPath)]
     pub swap_file: Option<PathBuf>,
-    /// Maximum size of the swap file
+    /// Maximum size of the swap file; at least 1M
     #[arg(
         long,
         value_name = "SIZE",
@@ -438,11 +438,11 @@ pub struct ServeArguments {
     #[cfg(feature = "ublk")]
     #[arg(long)]
     pub ublk: bool,
-    /// Size of the disk, which may be larger than its limit and than all memory
+    /// Size of the disk, which may be larger than its limit and than all memory; at most 1024T
     #[arg(long, value_name = "SIZE")]
     pub size: Size,
-    /// Limit on the memory of the disk: compressed blocks, tables, map. Writes that find no room fail
-    /// with ENOSPC [default: 50%]
+    /// Limit on the memory of the disk: compressed blocks, tables, map; at least 4M. Writes that find no
+    /// room fail with ENOSPC [default: 50%]
     #[arg(long, value_name = "SIZE")]
     pub limit: Option<Size>,
     /// Compression algorithm
@@ -452,7 +452,7 @@ pub struct ServeArguments {
     #[arg(long, value_name = "DIR", requires = "swap_size")]
     #[arg(value_hint = clap::ValueHint::DirPath)]
     pub swap_file: Option<PathBuf>,
-    /// Maximum size of the swap file
+    /// Maximum size of the swap file; at least 1M
     #[arg(long, value_name = "SIZE", requires = "swap_file")]
     pub swap_size: Option<Size>,
     /// Where blocks go that fit into neither

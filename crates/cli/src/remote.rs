@@ -20,13 +20,13 @@ const LONGEST_FILE: u64 = 1 << 20;
 /// Options of a store. User and password are not among them: other users can read a command line.
 #[derive(Debug, Args)]
 pub struct RemoteArguments {
-    /// Send pages that fit neither into memory nor into the swap file to Valkey or Redis, encrypted:
+    /// Send pages (a disk's blocks) that fit neither into memory nor into the swap file to Valkey or Redis, encrypted:
     /// `valkey://HOST[:PORT][,HOST[:PORT]…]`, or `valkeys://` for TLS; any node of a cluster leads to all
     #[arg(long, value_name = "ADDRESS", env = "MEMFOLD_REMOTE")]
     #[arg(value_hint = clap::ValueHint::Url)]
     pub remote: Option<StoreAddress>,
     /// Read the store's password from FILE (two lines: user, password) [default: the variables
-    /// `MEMFOLD_REMOTE_USER` and `MEMFOLD_REMOTE_PASSWORD`, which no program gets]
+    /// `MEMFOLD_REMOTE_USER` and `MEMFOLD_REMOTE_PASSWORD`]
     #[arg(long, value_name = "FILE", env = "MEMFOLD_REMOTE_PASSWORD_FILE")]
     #[arg(requires = "remote", value_hint = clap::ValueHint::FilePath)]
     pub remote_password_file: Option<PathBuf>,
@@ -34,7 +34,7 @@ pub struct RemoteArguments {
     #[arg(long, value_name = "FILE", env = "MEMFOLD_REMOTE_CA_FILE")]
     #[arg(requires = "remote", value_hint = clap::ValueHint::FilePath)]
     pub remote_ca_file: Option<PathBuf>,
-    /// Take a page for stored once N replicas have it, too
+    /// Take a page for stored once N replicas have it, too; 16 at most
     #[arg(
         long,
         value_name = "N",
@@ -43,7 +43,7 @@ pub struct RemoteArguments {
     )]
     #[arg(value_parser = clap::value_parser!(u32).range(0..=16))]
     pub remote_replicas: u32,
-    /// Keep a copy of each remote page in the swap file, and read that where the store fails
+    /// Keep a copy of each remote page in the swap file (--swap-file), and read that where the store fails
     #[arg(long, env = "MEMFOLD_REMOTE_KEEP_COPY")]
     #[arg(requires = "remote", value_parser = clap::builder::FalseyValueParser::new())]
     pub remote_keep_copy: bool,
@@ -57,7 +57,7 @@ pub struct RemoteArguments {
     #[arg(value_parser = time)]
     pub remote_timeout: Duration,
     /// Have the store forget pages that memfold did not renew for this long: after a crash, or a cut as
-    /// long; at least twice --remote-timeout, and 10 s
+    /// long; at least twice --remote-timeout, and 10s; at most 31days
     #[arg(
         long,
         value_name = "DURATION",
