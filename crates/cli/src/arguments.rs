@@ -53,7 +53,8 @@ const ATTACH_EXAMPLES: &str = "\
 The program runs on; memfold stays and holds its memory. Interrupt it (Ctrl-C, SIGTERM), or use memfold detach, to have
 all of it brought back. A memfold that is killed takes the program with it, as part of its memory is gone.
 Children that it forks come under the same limit; programs that it executes in them do not. You need the right to trace
-it by ptrace: as root, or as its own user where kernel.yama.ptrace_scope is 0.
+it by ptrace: as root, or as its own user where kernel.yama.ptrace_scope is 0. Without CAP_SYS_PTRACE in memfold (see
+memfold doctor: forks) only programs of Go's linker are taken: sudo setcap cap_sys_ptrace=ep \"$(command -v memfold)\"
 
 Examples:
   memfold attach 4711 --limit 2G
