@@ -26,7 +26,7 @@ impl FromStr for Address {
             Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
                 Ok(Address::Tcp(text.to_owned()))
             }
-            _ => Err("give unix:PATH or HOST:PORT, such as unix:/run/disk.sock".to_owned()),
+            _ => Err("give unix:PATH or HOST:PORT, such as unix:disk.sock".to_owned()),
         }
     }
 }

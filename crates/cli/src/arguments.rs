@@ -65,10 +65,10 @@ const SERVE_EXAMPLES: &str = "\
 It serves until SIGTERM, SIGINT or SIGHUP. The contents are gone then; a flush has nothing to do.
 
 Examples:
-  memfold serve --nbd unix:/run/disk.sock --size 16G --limit 4G
-  nbdinfo 'nbd+unix:///?socket=/run/disk.sock'
-  qemu-system-x86_64 … -drive file='nbd+unix:///?socket=/run/disk.sock',format=raw,if=virtio,discard=unmap
-  modprobe nbd && nbd-client -unix /run/disk.sock /dev/nbd0 -swap && mkswap /dev/nbd0 && swapon -d /dev/nbd0";
+  memfold serve --nbd unix:disk.sock --size 16G --limit 4G
+  nbdinfo \"nbd+unix:///?socket=$PWD/disk.sock\"
+  qemu-system-x86_64 … -drive \"file=nbd+unix:///?socket=$PWD/disk.sock,format=raw,if=virtio,discard=unmap\"
+  modprobe nbd && nbd-client -unix disk.sock /dev/nbd0 -swap && mkswap /dev/nbd0 && swapon -d /dev/nbd0";
 
 /// Run any program in less memory than it needs: compressed swap in user space.
 #[derive(Debug, Parser)]
