@@ -292,7 +292,7 @@ pub struct HoldOptions {
     #[arg(long, value_name = "FILE")]
     #[arg(env = "MEMFOLD_STATS", value_hint = clap::ValueHint::FilePath)]
     pub stats: Option<PathBuf>,
-    /// Write them to this open descriptor, which the program does not get
+    /// Write them to this open descriptor, which the program does not get (but 0, 1 and 2)
     #[arg(long, value_name = "N", env = STATS_FD)]
     #[arg(value_parser = clap::value_parser!(i32).range(0..))]
     pub stats_fd: Option<i32>,

@@ -51,7 +51,7 @@ impl StatsFile {
         })
     }
 
-    /// A descriptor that the user opened, by its number. The program does not get it, so that the end of a
+    /// A descriptor that the user opened, by its number. The program does not get one above 2, so that the end of a
     /// pipe is seen when memfold ends. To be called before memfold opens descriptors of its own.
     pub fn of_descriptor(number: i32) -> Result<StatsFile, Failure> {
         let failed = |error: io::Error| {
