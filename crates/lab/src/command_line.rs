@@ -293,7 +293,7 @@ fn comparisons() -> [Command; 4] {
             ),
         ]),
         Command::new("report")
-            .about("Run all experiments; one HTML page with plots and the published figures")
+            .about("Run most experiments; one HTML page with plots and the published figures")
             .args([
                 out,
                 option(

@@ -7,7 +7,7 @@ Examples:
   memfold-lab table --threads 1,2 --runs 3
   memfold-lab growth --scale 0.2
   sudo memfold-lab kernel --workload munmap-256:recorded --against zram:lz4,memfold
-  sudo memfold-lab report --out report --scale 0.2      one page of everything, about 20 minutes
+  sudo memfold-lab report --out report --scale 0.2      one page of most, about 20 minutes
 
 A LIST is separated by commas. Figures are medians of alternated rounds; spread is the largest
 sample over the smallest. Exit status: 0 on success; 1 if `simulate` found a history that fails; 125
