@@ -2,7 +2,8 @@
 # Boots a kernel without this machine's files, and runs held-inside.sh there: tests/kernels/held.sh MEMFOLD [SECONDS [KERNEL]]
 #
 # SECONDS of torture, by default 20. KERNEL is a folder as fetch.sh makes it, by default Debian 12's (6.1), which has no
-# UFFDIO_MOVE. With SHORT in the environment, torture, forks and Redis are left out. Needs what run.sh needs, a C compiler, and Redis.
+# UFFDIO_MOVE. With SHORT in the environment, torture, forks and Redis are left out; MEMFOLD_TRACK_ACCESSES is passed on. Needs
+# what run.sh needs, a C compiler, and Redis.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 memfold="${1:?the binary}" seconds="${2:-20}"
@@ -18,4 +19,4 @@ programs=()
 for program in memfold verify forktree torture; do programs+=(--program "$work/$program"); done
 [[ -n "${SHORT:-}" ]] || programs+=(--program redis-server --program redis-cli)
 tests/kernels/run.sh --memory 1G --seconds 600 "${programs[@]}" --set SECONDS_OF_TORTURE="$seconds" \
-    --set SHORT="${SHORT:-}" "$kernel" tests/kernels/held-inside.sh
+    --set SHORT="${SHORT:-}" --set MEMFOLD_TRACK_ACCESSES="${MEMFOLD_TRACK_ACCESSES:-}" "$kernel" tests/kernels/held-inside.sh
