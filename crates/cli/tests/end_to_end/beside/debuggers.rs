@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
@@ -63,6 +63,33 @@ fn anonymous_bytes(process: i32) -> u64 {
     kilobytes.expect("a size") * 1024
 }
 
+/// Whether a process has no more than this in memory within 20 s.
+fn is_held_to(process: i32, bytes: u64) -> bool {
+    let since = Instant::now();
+    while anonymous_bytes(process) > bytes {
+        if since.elapsed() > Duration::from_secs(20) {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    true
+}
+
+/// Has a debugger hold a process until it has so much in memory, and do something then.
+fn debug(process: i32, kilobytes: u64, commands: &[String]) -> Output {
+    let is_back = format!("awk '/RssAnon/ {{ exit $2 < {kilobytes} }}' /proc/{process}/status");
+    let mut gdb = Command::new(find_program("gdb").expect("it is there"));
+    gdb.args(["-nx", "-batch", "-p", &process.to_string(), "-ex"]);
+    gdb.arg(format!(
+        "shell for i in $(seq 400); do {is_back} && exit; sleep 0.05; done"
+    ));
+    for command in commands {
+        gdb.args(["-ex", command]);
+    }
+    gdb.args(["-ex", "detach"]).stdin(Stdio::null());
+    gdb.output().expect("gdb runs")
+}
+
 #[test]
 fn a_core_made_of_a_program_holds_all_its_pages() {
     beside!(&["cc", "gdb"]);
@@ -76,17 +103,7 @@ fn a_core_made_of_a_program_holds_all_its_pages() {
     let (process, start) = text.trim().split_once(' ').expect("two numbers");
     let process: i32 = process.parse().expect("a process");
     let start = u64::from_str_radix(start, 16).expect("an address");
-    let is_held_to = |bytes: u64| {
-        let since = Instant::now();
-        while anonymous_bytes(process) > bytes {
-            if since.elapsed() > Duration::from_secs(20) {
-                return false;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        true
-    };
-    assert!(is_held_to(40 * MIB), "nothing went out");
+    assert!(is_held_to(process, 40 * MIB), "nothing went out");
     let core = folder.path().join("core");
     // As gcore does, but for the pause: docs/limits.md says what reads right after the stop miss.
     let can_be_read = format!(
@@ -104,7 +121,7 @@ fn a_core_made_of_a_program_holds_all_its_pages() {
         .expect("gdb runs");
     let said = String::from_utf8_lossy(&gcore.stderr);
     assert_eq!(pages_as_written(&core, start, 25_600), 25_600, "{said}");
-    assert!(is_held_to(41 * MIB), "the limit was lost");
+    assert!(is_held_to(process, 41 * MIB), "the limit was lost");
     kill(Pid::from_raw(process), Signal::SIGUSR1).expect("the program waits");
     let outcome = running.wait();
     outcome.assert_success();
@@ -112,6 +129,38 @@ fn a_core_made_of_a_program_holds_all_its_pages() {
     // On busy CPUs reclaim may say, too, that it found nothing to page out.
     let warnings = outcome.errors.matches("is stopped by a debugger").count();
     assert_eq!(warnings, 1, "{}", outcome.errors);
+}
+
+/// Pages that a fork shares are write-protected near the limit, and a tracer's write to such a page fails.
+#[test]
+fn a_debugger_writes_to_a_program_that_has_forked() {
+    beside!(&["cc", "gdb", "awk"]);
+    let (pages, step) = (32 * 256, 256);
+    let mut running = Program::new(compiled("held", &["held.c"], &[]))
+        .args(["32", "forked"])
+        .timeout(Duration::from_secs(60))
+        .start(Limits::Resident(16 * MIB));
+    running.wait_for_output(10);
+    let text = String::from_utf8_lossy(&running.output_so_far()).into_owned();
+    let (process, start) = text.trim().split_once(' ').expect("two numbers");
+    let process: i32 = process.parse().expect("a process");
+    let start = u64::from_str_radix(start, 16).expect("an address");
+    let write = |page: usize| {
+        let (address, word) = (start + (page * PAGE) as u64, !(page as u64));
+        format!("set var *(unsigned long *){address:#x} = {word:#x}")
+    };
+    let writes: Vec<String> = (0..pages).step_by(step).map(write).collect();
+    let gdb = debug(process, 32_768, &writes);
+    kill(Pid::from_raw(process), Signal::SIGUSR1).expect("the program waits");
+    let outcome = running.wait();
+    outcome.assert_success();
+    let expected = format!("{} turned\nheld ok\n", pages / step);
+    let said = String::from_utf8_lossy(&gdb.stderr);
+    assert!(
+        outcome.text().ends_with(&expected),
+        "{} {said}",
+        outcome.text()
+    );
 }
 
 #[test]
@@ -130,16 +179,8 @@ fn a_debugger_raises_the_limit_by_what_comes_back_from_a_store() {
     let now = running.statistics();
     let number = |value: &serde_json::Value| value.as_u64().expect("a number");
     assert!(number(&now["remote_bytes"]) > MIB);
-    let process = number(&now["programs"][0]["pid"]);
-    let is_back = format!("awk '/RssAnon/ {{ exit $2 < 65536 }}' /proc/{process}/status");
-    let until_all_is_back =
-        format!("shell for i in $(seq 400); do {is_back} && exit; sleep 0.05; done");
-    let gdb = Command::new(find_program("gdb").expect("it is there"))
-        .args(["-nx", "-batch", "-p", &process.to_string()])
-        .args(["-ex", &until_all_is_back, "-ex", "detach"])
-        .stdin(Stdio::null())
-        .output()
-        .expect("gdb runs");
+    let process = number(&now["programs"][0]["pid"]) as i32;
+    let gdb = debug(process, 65_536, &[]);
     running.wait_for_output(running.output_so_far().len() + 1);
     send(Signal::SIGTERM, running.root());
     let outcome = running.wait();

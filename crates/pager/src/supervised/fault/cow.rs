@@ -80,7 +80,7 @@ impl AddressSpace {
 
     /// Write-protects the managed ranges, or what of them is writable, if the group is near its limit.
     pub(crate) fn protect_if_near(&self) {
-        if !self.is_near_limit() || self.resources.tracks_accesses() {
+        if self.is_held() || self.resources.tracks_accesses() || !self.is_near_limit() {
             return;
         }
         let ranges = lock(&self.managed).ranges().to_vec();
@@ -177,22 +177,34 @@ impl AddressSpace {
         )
     }
 
-    /// Allows writes to all that is managed, as to a program that is held: a tracer's write would fail, not wait.
+    /// Allows writes to all that is managed, as to a program that is held: a tracer's write would fail, not wait. What
+    /// cannot be unprotected as mappings are changing, and what other threads were about to protect, is left to the next
+    /// call.
     pub(crate) fn unprotect_managed(&self) {
-        if !self.cow.protects_zeros.load(Ordering::Relaxed)
-            && !self.cow.write_protected.load(Ordering::Relaxed)
-        {
+        if !self.cow.any_protected.swap(false, Ordering::Relaxed) {
             return;
         }
         self.forget_protection();
         for range in lock(&self.managed).ranges().to_vec() {
-            // What a change keeps protected is protected for longer.
-            let _ = self.uffd().unprotect(range);
+            if self.uffd().unprotect(range) == Err(Errno::EAGAIN) {
+                self.cow.any_protected.store(true, Ordering::Relaxed);
+            }
         }
     }
 
-    /// `false` if the kernel refuses, as mappings are changing or have changed: some of it may be writable.
+    /// `false` if the kernel refuses, as mappings are changing or have changed, and while a tracer holds the program: some
+    /// of it may be writable.
     fn protect(&self, ranges: &[PageRange]) -> bool {
+        if self.is_held() {
+            return false;
+        }
+        let is_protected = self.request_protection(ranges);
+        // A tracer may hold the program by now.
+        self.cow.any_protected.store(true, Ordering::Relaxed);
+        is_protected
+    }
+
+    fn request_protection(&self, ranges: &[PageRange]) -> bool {
         let ends = lock(&self.thread_ends).clone();
         for range in ranges {
             let first = ends.partition_point(|end| *end < range.start);

@@ -42,12 +42,7 @@ pub(crate) fn fill_zeros(
         copy(space, fault.page, &ZEROS, pages)
     } else {
         let filled = space.uffd().zero(fault.page);
-        let page = PageRange::around(fault.page, 1);
-        if space.is_held() {
-            space.cow.note_writable(page);
-        } else {
-            space.protect_zeros(page);
-        }
+        space.protect_zeros(PageRange::around(fault.page, 1));
         filled
     };
     if pages > 1

@@ -164,6 +164,8 @@ impl AddressSpace {
         child.cow.set_writable(writable);
         let zeros = self.cow.protects_zeros.load(Ordering::Relaxed);
         child.cow.protects_zeros.store(zeros, Ordering::Relaxed);
+        // Its parent's pages may have been when the kernel copied them.
+        child.cow.any_protected.store(true, Ordering::Relaxed);
         child.fork.sharing.inherit(&self.fork.sharing);
         if !self.resources.prepares_forks() {
             child.sampling.inherit(&self.sampling);

@@ -17,8 +17,10 @@ pub(crate) struct CowProtection {
     pub write_protected: AtomicBool,
     /// The page after the last window that was unprotected, to detect sequential writers.
     pub written_to: AtomicU64,
-    /// Pages of zeros were protected, of which the first write takes memory.
+    /// Pages of zeros are to be protected, of which the first write takes memory.
     pub protects_zeros: AtomicBool,
+    /// Something was protected since all was unprotected the last time. Set after the request.
+    pub any_protected: AtomicBool,
     /// What is managed and may not be protected, if that is known: it was copied in or unprotected since all was
     /// protected.
     writable: Mutex<Option<RangeSet>>,

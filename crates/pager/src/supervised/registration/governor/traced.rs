@@ -140,9 +140,8 @@ impl Governor {
                     }
                 }
             };
-            if stop.since.elapsed() >= stop.held_after
-                && !space.stop.held.swap(true, Ordering::Relaxed)
-            {
+            if stop.since.elapsed() >= stop.held_after {
+                space.stop.held.store(true, Ordering::Relaxed);
                 space.unprotect_managed();
             }
             self.tracing.stops.insert(space.id, stop);
