@@ -163,6 +163,30 @@ fn a_debugger_writes_to_a_program_that_has_forked() {
     );
 }
 
+/// Pages that were only read take memory at the first write, which waits for room, but for a tracer's.
+#[test]
+fn pages_of_zeros_that_a_debugger_held_are_written_within_the_limit() {
+    beside!(&["cc", "gdb", "awk"]);
+    let mut running = Program::new(compiled("zeros", &["zeros.c"], &[]))
+        .args(["96", "before", "wait"])
+        .timeout(Duration::from_secs(60))
+        .start(Limits::Resident(32 * MIB));
+    running.wait_for_output(2);
+    let process = String::from_utf8_lossy(&running.output_so_far()).into_owned();
+    let process: i32 = process.trim().parse().expect("a process");
+    debug(process, 0, &["shell sleep 0.3".to_owned()]);
+    kill(Pid::from_raw(process), Signal::SIGUSR1).expect("the program waits");
+    let outcome = running.wait();
+    outcome.assert_success();
+    let text = outcome.text();
+    let peak = text.split_once("VmHWM:").and_then(|(_, rest)| {
+        let kilobytes = rest.split_whitespace().next()?;
+        kilobytes.parse::<u64>().ok()
+    });
+    assert!(peak.is_some_and(|peak| peak < 38 * 1024), "{text}");
+    assert!(text.ends_with("zeros ok\n"), "{text}");
+}
+
 #[test]
 fn a_debugger_raises_the_limit_by_what_comes_back_from_a_store() {
     let [server, client] = store_programs();

@@ -16,8 +16,8 @@
 //! remembered, and protected alone. Where that is little it stays writable: it is what the program writes all the
 //! time, and would fault again after each fork.
 //!
-//! Where accesses are tracked (`reclaim/accesses.rs`) memory cannot be protected: copies after forks wait for nothing, and
-//! a first read takes memory at once.
+//! Where accesses are tracked (`reclaim/accesses.rs`) memory cannot be protected: copies after forks do not wait, and a first
+//! read takes memory at once.
 //!
 //! The last pages of thread stacks (`registration/vma_scan.rs`) are never protected: the kernel writes
 //! there at thread exit without waiting for a userfaultfd. The helper, which writes to break COW of
@@ -185,7 +185,8 @@ impl AddressSpace {
             return;
         }
         self.forget_protection();
-        for range in lock(&self.managed).ranges().to_vec() {
+        let ranges = lock(&self.managed).ranges().to_vec();
+        for range in ranges {
             if self.uffd().unprotect(range) == Err(Errno::EAGAIN) {
                 self.cow.any_protected.store(true, Ordering::Relaxed);
             }

@@ -4,7 +4,7 @@ use crate::bugs::Bug;
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::PageState;
 use crate::range_set::RangeSet;
-use crate::supervised::kernel::{Memory, Process};
+use crate::supervised::kernel::{Inspector, Memory, Process};
 use crate::supervised::registration::vma_scan::VmaScan;
 use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::supervised::space::{AddressSpace, Attached};
@@ -75,8 +75,9 @@ pub(crate) fn register(
         for piece in scan.guards.uncovered(part) {
             note_present(space, gate, piece, &present);
             lock(&space.managed).add(piece);
+            space.note_arrived(piece);
             space.protect_new(piece);
-            protect_zeros(space, attached, piece, &present);
+            protect_zeros(space, &attached.inspector, piece, &present);
         }
     }
     complete
@@ -90,12 +91,17 @@ const UNSEEN_ZEROS: u64 = 256;
 const MOST_REQUESTS: usize = 1024;
 
 /// Protects the pages of zeros in a range that becomes managed: what was read before, which the kernel copies as it is written.
-fn protect_zeros(space: &AddressSpace, attached: &Attached, piece: PageRange, present: &RangeSet) {
+fn protect_zeros(
+    space: &AddressSpace,
+    inspector: &Inspector,
+    piece: PageRange,
+    present: &RangeSet,
+) {
     let present = present.covered(piece);
     if present.iter().map(|run| run.pages()).sum::<u64>() <= UNSEEN_ZEROS {
         return;
     }
-    let Ok(zeros) = Process::zero_pages(&*attached.inspector, piece) else {
+    let Ok(zeros) = inspector.zero_pages(piece) else {
         return;
     };
     if zeros.pages() <= UNSEEN_ZEROS {
@@ -103,6 +109,20 @@ fn protect_zeros(space: &AddressSpace, attached: &Attached, piece: PageRange, pr
     }
     for part in parts_of_zeros(piece, &present, &zeros) {
         space.protect_zeros(part);
+    }
+}
+
+/// Protects the pages of zeros of a program that a tracer held: it was allowed all writes meanwhile.
+pub(crate) fn protect_zeros_again(space: &AddressSpace) {
+    let protects_zeros = space.cow.protects_zeros.load(Ordering::Relaxed);
+    let Some(inspector) = space.inspector().filter(|_| protects_zeros) else {
+        return;
+    };
+    let ranges = lock(&space.managed).ranges().to_vec();
+    for range in ranges {
+        if let Ok(present) = inspector.resident(range) {
+            protect_zeros(space, &inspector, range, &present);
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use super::{GATE_PATIENCE, Governor};
 use crate::page::{PageRange, VirtualPage};
 use crate::page_table::PageTable;
 use crate::supervised::reclaim::batch::Batch;
+use crate::supervised::registration::register::protect_zeros_again;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::util::pace::Pace;
 use crate::sync::lock;
@@ -152,7 +153,9 @@ impl Governor {
 
     /// Ends a stop: the program may be paged out again.
     fn end_stop(&self, space: &AddressSpace, stop: Option<Stop>) {
-        space.stop.held.store(false, Ordering::Relaxed);
+        if space.stop.held.swap(false, Ordering::Relaxed) {
+            protect_zeros_again(space);
+        }
         if let Some(stop) = stop {
             self.uncount(&stop);
         }
