@@ -1,5 +1,6 @@
 //! Looking into another process: how large it is, what its threads do, what a page holds.
 
+use super::mappings::kept_ranges;
 use super::{
     Credentials, KeptRange, Process, Sizes, ThreadSample, named_bytes, named_field, stat_field,
 };
@@ -18,6 +19,30 @@ pub struct TraceStop {
     pub tracer: i32,
     /// How often the thread has given up its CPU: two stops differ in it.
     pub switches: u64,
+}
+
+/// Longest wait for a page of a process: it may have mapped a file there of which the server does not answer. Longer delays the
+/// thread that looks.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// Bytes that the kernel chooses for each program that it executes, and puts on its stack (`AT_RANDOM`).
+const RANDOM_BYTES: usize = 16;
+
+/// Reads the auxiliary vector of a process.
+fn read_vector(file: &File) -> io::Result<Vec<u8>> {
+    /// More than the kernel makes.
+    const MOST: usize = 4096;
+    let mut vector = vec![0; MOST];
+    let length = file.read_at(&mut vector, 0)?;
+    vector.truncate(length);
+    Ok(vector)
+}
+
+/// The value of a key in an auxiliary vector.
+fn auxiliary(vector: &[u8], key: u64) -> Option<u64> {
+    let word = |bytes: &[u8]| Some(u64::from_ne_bytes(bytes.try_into().ok()?));
+    let mut pairs = vector.chunks_exact(16);
+    pairs.find_map(|pair| (word(&pair[..8])? == key).then(|| word(&pair[8..]))?)
 }
 
 /// What is looked at in a process, through files of its own that are held open.
@@ -47,12 +72,17 @@ impl Inspector {
     /// If the process is gone.
     pub fn kept_from_children(&self) -> io::Result<Vec<KeptRange>> {
         let smaps = self.smaps.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(file) = smaps.as_ref() {
-            return super::mappings::kept_ranges(file);
-        }
-        // By the thread by which the other files were opened, so it shows the same address space.
-        let path = format!("task/{}/smaps", self.thread);
-        super::mappings::kept_ranges(&self.process.open_file(&path)?)
+        let kept = match smaps.as_ref() {
+            Some(file) => kept_ranges(file),
+            None => {
+                // By the thread by which the other files were opened, so it shows the same address space.
+                let path = format!("task/{}/smaps", self.thread);
+                self.process
+                    .open_file(&path)
+                    .and_then(|file| kept_ranges(&file))
+            }
+        };
+        self.or_by_living(kept, || kept_ranges(&self.open_mappings("smaps")?))
     }
 
     /// How many seccomp filters the process has.
@@ -153,12 +183,10 @@ impl Inspector {
     /// If the program is gone, or descriptors are short.
     pub fn sizes(&self) -> io::Result<Sizes> {
         let mut buffer = [0u8; 128];
-        let length = match self.statm.read_at(&mut buffer, 0) {
-            Err(error) if self.is_outlived(&error) => {
-                self.process.open_living("statm")?.read_at(&mut buffer, 0)?
-            }
-            read => read?,
-        };
+        let read = self.statm.read_at(&mut buffer, 0);
+        let length = self.or_by_living(read, || {
+            self.process.open_living("statm")?.read_at(&mut buffer, 0)
+        })?;
         let text = std::str::from_utf8(&buffer[..length]).unwrap_or("");
         Sizes::of_statm(text).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
@@ -182,11 +210,46 @@ impl Inspector {
         }
     }
 
-    /// Whether the thread by which the process is looked at has ended, as an error tells, and the program goes on: then
-    /// another thread shows the same.
-    fn is_outlived(&self, error: &io::Error) -> bool {
+    /// What a look found or, if the thread by which the process is looked at has ended and the program goes on, what `again`
+    /// finds by another thread, which shows the same.
+    pub(super) fn or_by_living<T>(
+        &self,
+        found: io::Result<T>,
+        again: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<T> {
+        let Err(error) = &found else { return found };
         let has_ended = matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH));
-        has_ended && self.is_released() == Some(false)
+        if has_ended && self.is_released() == Some(false) {
+            again()
+        } else {
+            found
+        }
+    }
+
+    /// Opens a file of the mappings by a thread that lives.
+    ///
+    /// # Errors
+    /// If there is none, or the process has executed another program: then its mappings are not those of the address space,
+    /// which another process may use still.
+    pub(super) fn open_mappings(&self, name: &str) -> io::Result<File> {
+        let file = self.process.open_living(name)?;
+        // Looked at after it was opened: an address space that was left is not entered again.
+        let vector = read_vector(&self.process.open_living("auxv")?)?;
+        let random = auxiliary(&vector, libc::AT_RANDOM).ok_or(io::ErrorKind::NotFound)?;
+        let (page, offset) = (
+            random & !(PAGE_SIZE as u64 - 1),
+            random as usize % PAGE_SIZE,
+        );
+        let living = Arc::new(self.process.open_living("mem")?);
+        let random_of = |memory: &Arc<File>| {
+            let read = self.read_within(memory.clone(), page, PATIENCE)?;
+            let bytes = read[offset..].iter().take(RANDOM_BYTES);
+            Some(bytes.copied().collect::<Vec<u8>>())
+        };
+        match (random_of(&self.memory), random_of(&living)) {
+            (Some(ours), Some(theirs)) if ours == theirs => Ok(file),
+            _ => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+        }
     }
 
     fn thread_state(&self) -> Option<char> {
@@ -218,12 +281,9 @@ impl Inspector {
     /// Anonymous memory in bytes with each page divided among the processes that share it. Slower:
     /// the kernel walks the page tables.
     pub fn proportional_bytes(&self) -> io::Result<u64> {
-        let text = match self.thread_text("smaps_rollup") {
-            Err(error) if self.is_outlived(&error) => {
-                io::read_to_string(self.process.open_living("smaps_rollup")?)?
-            }
-            text => text?,
-        };
+        let text = self.or_by_living(self.thread_text("smaps_rollup"), || {
+            io::read_to_string(self.process.open_living("smaps_rollup")?)
+        })?;
         named_bytes(&text, "Pss_Anon").ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
@@ -267,7 +327,15 @@ impl Inspector {
         source: u64,
         patience: Duration,
     ) -> Option<Box<[u8; PAGE_SIZE]>> {
-        let memory = self.memory.clone();
+        self.read_within(self.memory.clone(), source, patience)
+    }
+
+    fn read_within(
+        &self,
+        memory: Arc<File>,
+        source: u64,
+        patience: Duration,
+    ) -> Option<Box<[u8; PAGE_SIZE]>> {
         let user = self.process.user().ok()?;
         deadline::within(user, patience, move || {
             let mut page = Box::new([0; PAGE_SIZE]);
@@ -387,6 +455,48 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(inspector.is_released(), Some(true));
+    }
+
+    /// Looks through another thread, once the one by which the process was looked at has ended.
+    #[test]
+    fn a_process_is_seen_though_a_thread_has_ended() {
+        let process = Arc::new(Process::open(own_id()).unwrap());
+        let inspector = std::thread::spawn(move || {
+            // SAFETY: has no arguments.
+            let thread = unsafe { libc::gettid() };
+            Inspector::open_with_flags(&process, thread).unwrap()
+        })
+        .join()
+        .unwrap();
+        let began = std::time::Instant::now();
+        while !inspector.thread_has_ended() {
+            assert!(began.elapsed() < Duration::from_secs(10));
+            std::thread::yield_now();
+        }
+        assert!(inspector.sizes().unwrap().resident_pages > 0);
+        assert!(inspector.proportional_bytes().unwrap() > 0);
+        assert!(!inspector.areas().unwrap().is_empty());
+        assert!(inspector.kept_from_children().is_ok());
+        let by = crate::process::InheritedBy::Registration;
+        assert!(inspector.inherited_ranges(by).is_ok());
+        inspector.close_flags();
+        assert!(inspector.kept_from_children().is_ok());
+    }
+
+    /// A process that executes another program shows other mappings.
+    #[test]
+    fn mappings_of_another_program_are_not_taken() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("5")
+            .spawn()
+            .unwrap();
+        let open = |pid| Inspector::open(&Arc::new(Process::open(pid).unwrap()), pid).unwrap();
+        let (other, mut inspector) = (open(child.id() as i32), open(own_id()));
+        assert!(inspector.open_mappings("maps").is_ok());
+        inspector.process = other.process().clone();
+        assert!(inspector.open_mappings("maps").is_err());
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

@@ -161,6 +161,16 @@ fn pick_flagged<T>(
     Ok(picked)
 }
 
+/// All mappings of a `maps`.
+fn areas_of(maps: &File) -> io::Result<Vec<VirtualMemoryArea>> {
+    let mut areas = Vec::new();
+    each_line(maps, MOST_OF_MAPS, |line| {
+        areas.extend(parse_line(line));
+        ControlFlow::<()>::Continue(())
+    })?;
+    Ok(areas)
+}
+
 /// The ranges that a `smaps` shows as kept from forked children.
 pub(super) fn kept_ranges(smaps: &File) -> io::Result<Vec<KeptRange>> {
     pick_flagged(smaps, kept_range)
@@ -256,12 +266,8 @@ impl Inspector {
     /// [`io::ErrorKind::FileTooLarge`] if the program has so many, or with so long names, that `maps` has more than 32
     /// MiB, and if the process is gone.
     pub fn areas(&self) -> io::Result<Vec<VirtualMemoryArea>> {
-        let mut areas = Vec::new();
-        each_line(&self.maps, MOST_OF_MAPS, |line| {
-            areas.extend(parse_line(line));
-            ControlFlow::<()>::Continue(())
-        })?;
-        Ok(areas)
+        let areas = areas_of(&self.maps);
+        self.or_by_living(areas, || areas_of(&self.open_mappings("maps")?))
     }
 
     /// The mapping that holds an address, as `(start, end)`; `None` if there is none. Its kind
@@ -309,7 +315,8 @@ impl Inspector {
     pub fn inherited_ranges(&self, by: InheritedBy) -> io::Result<Vec<InheritedRange>> {
         let smaps = self.smaps.lock().unwrap_or_else(PoisonError::into_inner);
         let file = smaps.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        pick_flagged(file, |area, flags| inherited_range(area, flags, by))
+        let look = |file: &File| pick_flagged(file, |area, flags| inherited_range(area, flags, by));
+        self.or_by_living(look(file), || look(&self.open_mappings("smaps")?))
     }
 
     /// Whether the ranges `(start, end)` are sealed anonymous memory: then they stay so as long as the
