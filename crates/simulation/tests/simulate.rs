@@ -7,7 +7,9 @@ use memfold_simulation::simulation::explore::{
     Failure, check, check_in, schedules_of, shorten, try_for, try_run,
 };
 use memfold_simulation::simulation::history::{AREA_PAGES, History, Step};
-use memfold_simulation::simulation::{ended_helper, held_gate, lost_pages, progress, spared_pages};
+use memfold_simulation::simulation::{
+    doubtful, ended_helper, held_gate, lost_pages, progress, spared_pages,
+};
 use std::panic;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -297,17 +299,25 @@ fn move_over(history: &mut History) {
 /// children: it is not registered before the unmapping is known. Else it may be carried off, for which the program is stopped.
 #[test]
 fn memory_that_is_mapped_anew_and_withheld_is_not_carried_off() {
-    const SEED: u64 = 3265;
+    const FIRST: u64 = 7880;
+    const SEEDS: u64 = 8000;
     const SCHEDULES: usize = 3;
     silence_panics_of_executions();
-    let mut history = History::of_seed(SEED);
-    map_anew(&mut history);
-    (history.carries, history.prepared) = (true, true);
-    Bug::put_back(Some(Bug::ManagedRegistered));
-    let why = try_run(&history, SEED, SCHEDULES).expect_err("the bug is found");
-    assert!(why.contains("is killed"), "{why}");
-    Bug::put_back(None);
-    if let Err(why) = try_run(&history, SEED, SCHEDULES) {
+    let check = |seed, bug| {
+        let mut history = History::of_seed(seed);
+        map_anew(&mut history);
+        (history.carries, history.prepared) = (true, true);
+        Bug::put_back(bug);
+        try_run(&history, seed, SCHEDULES)
+    };
+    let found = |seed| {
+        let why = check(seed, Some(Bug::ManagedRegistered)).err()?;
+        assert!(why.contains("is killed"), "{why}");
+        Some(seed)
+    };
+    let seed = (FIRST..FIRST + SEEDS).find_map(found);
+    let seed = seed.expect("the bug is found");
+    if let Err(why) = check(seed, None) {
         panic!("{why}");
     }
 }
@@ -480,6 +490,12 @@ fn pages_that_are_used_all_the_time_stay() {
 fn what_a_child_has_lost_its_children_have_lost() {
     silence_panics_of_executions();
     lost_pages::run(0, 20);
+}
+
+/// What may be kept from children by mistake is looked at, while other memory is unmapped at each look.
+#[test]
+fn what_is_kept_from_children_does_not_stay_in_doubt() {
+    doubtful::run(0, 20);
 }
 
 /// The helper is killed in the gate, where pages are carried off, and another process uses the memory still.

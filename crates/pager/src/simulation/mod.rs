@@ -11,6 +11,7 @@
 //! | `run`, `world` | one execution: memfold's threads beside the program's |
 //! | `held_gate` | programs beside one whose gate is held |
 //! | `ended_helper` | a process that outlives the helper of its memory |
+//! | `doubtful` | a program that unmaps memory whenever it is looked at |
 //! | `lost_pages` | a child that forks though it has lost pages |
 //! | `spared_pages` | what a program uses all the time, beside what it uses now and then |
 //! | `explore` | many executions; the shortest history that fails |
@@ -22,6 +23,7 @@
 
 pub mod adversity;
 pub mod conformance;
+pub mod doubtful;
 pub mod ended_helper;
 pub mod explore;
 pub mod held_gate;

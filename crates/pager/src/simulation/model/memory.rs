@@ -145,6 +145,9 @@ pub struct MemoryState {
     pub stopped: bool,
     /// Runs that the helper begins to carry off before it is killed, if it is.
     pub carries_left: Option<u32>,
+    /// Looks at what is kept from children that began, and those beside which a thread has changed mappings, if one does at
+    /// each.
+    pub looks: Option<(u64, u64)>,
     /// The helper was killed; another process uses the memory still.
     pub has_helper_ended: bool,
 }

@@ -4,6 +4,7 @@ use crate::page::{PageRange, VirtualPage};
 use crate::range_set::RangeSet;
 use crate::simulation::model::guardian::ProcessHandle;
 use crate::simulation::model::memory::{Dropping, Frame, Mapped, Memory, Registered, spread};
+use crate::simulation::time;
 use crate::supervised::group::Group;
 use crate::supervised::kernel::{Memory as _, Process};
 use crate::supervised::space::AddressSpace;
@@ -68,12 +69,28 @@ impl Inspector {
         Ok(0)
     }
 
+    /// Waits until a thread has changed mappings beside a look.
+    fn await_change(&self, look: u64) {
+        let is_over = |(_, answered): (u64, u64)| answered >= look;
+        while !self.0.state().looks.is_none_or(is_over) {
+            time::yield_now();
+        }
+    }
+
     /// Programs of the model keep nothing from their children themselves.
     pub(crate) fn kept_from_children(&self) -> io::Result<Vec<KeptRange>> {
         interleave();
-        if self.0.state().gone {
-            return Err(Self::gone());
-        }
+        let look = {
+            let mut state = self.0.state();
+            if state.gone {
+                return Err(Self::gone());
+            }
+            state.looks.as_mut().map(|(begun, _)| {
+                *begun += 1;
+                *begun
+            })
+        };
+        look.into_iter().for_each(|look| self.await_change(look));
         let kept = |is_registered| {
             let is_wanted = move |mapped: &Mapped| {
                 mapped.withheld && (mapped.registered != Registered::No) == is_registered

@@ -12,6 +12,7 @@ use crate::range_set::RangeSet;
 use crate::supervised::kernel::{Memory, Process};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Exclusive, Inside, Shared};
+use crate::supervised::util::pace::Pace;
 use crate::sync::lock;
 use crate::time::Instant;
 use memfold_sys::channel::WITHHELD_MOST;
@@ -25,6 +26,10 @@ use std::time::Duration;
 /// Longest wait for the helper to withhold one range. It answers within microseconds, unless its program is
 /// stopped. Longer delays the governor.
 const PATIENCE: Duration = Duration::from_millis(10);
+
+/// Looks of the governor at what is kept from children by mistake, for which the kernel walks all page tables, take one part of
+/// the time in so many. A larger value takes less CPU time, and has forks look for it for longer.
+const LOOK_REST: u32 = 50;
 
 /// How often, and how long apart, what a child inherited is tried to be registered where the kernel refuses. More keep
 /// its parent's page states still for longer.
@@ -334,45 +339,78 @@ impl AddressSpace {
             return;
         }
         prepared.beside_fork.store(false, Ordering::Relaxed);
-        let changes = prepared.changes.load(Ordering::Relaxed);
         let doubtful = lock(&prepared.doubtful).ranges();
-        drop(gate);
-        if is_detached {
-            // Only forks can give it.
+        // Of a program without a helper only forks can give it, and none of one that is unreadable.
+        let is_unreadable = self.sampling.is_unreadable.load(Ordering::Relaxed);
+        if doubtful.ranges().is_empty() || is_detached || is_unreadable || !self.may_look() {
             return;
         }
-        let Ok((registered, mut given)) = self.kept_in(&doubtful) else {
+        let changes = prepared.watch();
+        drop(gate);
+        let began = Instant::now();
+        self.give_kept_in(&doubtful, changes);
+        prepared.unwatch();
+        if let Some(pace) = &mut *lock(&prepared.looks) {
+            pace.note(1, began.elapsed());
+        }
+    }
+
+    /// Whether what is kept from children by mistake may be looked for just now.
+    fn may_look(&self) -> bool {
+        let mut looks = lock(&self.prepared.looks);
+        looks
+            .get_or_insert_with(|| Pace::new(Duration::ZERO, LOOK_REST))
+            .is_due(1)
+    }
+
+    /// The same in these ranges, which are in doubt no more but for where mappings have changed since `changes`.
+    fn give_kept_in(&self, doubtful: &RangeSet, changes: u32) {
+        let prepared = &self.prepared;
+        let Ok((registered, given)) = self.kept_in(doubtful) else {
             return;
         };
-        let (began, mut failed) = (Instant::now(), Vec::new());
+        let (began, mut failed) = (Instant::now(), RangeSet::default());
         for range in given.ranges() {
             let (start, bytes) = (range.start.address(), range.pages() * PAGE_SIZE as u64);
             let is_late = began.elapsed() > PATIENCE;
             if is_late || self.channel.give(start, bytes, PATIENCE).is_err() {
-                failed.push(*range);
+                failed.add(*range);
             }
         }
         let gate = self.settled_within(PATIENCE);
-        let is_as_seen = gate.is_some()
-            && prepared.changes.load(Ordering::Relaxed) == changes
-            && !prepared.beside_fork.load(Ordering::Relaxed);
-        if !is_as_seen {
+        let is_beside_fork = prepared.beside_fork.load(Ordering::Relaxed);
+        let changed = prepared.changed_since(changes);
+        let changed = changed.filter(|_| gate.is_some() && !is_beside_fork);
+        let Some(changed) = changed else {
             // Managed memory may have been given, as its event tells.
             lock(&prepared.doubtful).given.add_all(&given);
             return;
-        }
+        };
+        let as_seen = |set: &RangeSet| -> RangeSet {
+            let parts = set.ranges().iter();
+            parts.flat_map(|range| changed.uncovered(*range)).collect()
+        };
+        let (settled, mut settled_given) = (as_seen(doubtful), as_seen(&given));
         let mut still = lock(&prepared.doubtful);
-        { doubtful.ranges().iter() }.for_each(|range| still.remove(*range));
-        for range in failed {
+        for range in settled.ranges() {
+            still.remove(*range);
+        }
+        for range in failed.ranges() {
             // The helper may give it yet.
-            still.add(range);
-            still.given.add(range);
-            given.remove(range);
+            still.add(*range);
+            still.given.add(*range);
+            settled_given.remove(*range);
+        }
+        for range in changed.ranges() {
+            let parts = given.covered(*range).into_iter();
+            parts.for_each(|part| still.given.add(part));
         }
         drop(still);
         let mut withheld = lock(&prepared.withheld);
-        withheld.add_all(&registered);
-        { given.ranges().iter() }.for_each(|range| withheld.remove(*range));
+        withheld.add_all(&as_seen(&registered));
+        for range in settled_given.ranges() {
+            withheld.remove(*range);
+        }
     }
 
     /// Gives what is kept from children by mistake, and withholds what was moved while it was given to a child. What

@@ -3,6 +3,7 @@
 use crate::bugs::Bug;
 use crate::page::{PageRange, VirtualPage};
 use crate::range_set::RangeSet;
+use crate::supervised::util::pace::Pace;
 use crate::sync::{Mutex, lock};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -78,6 +79,8 @@ pub(crate) struct Prepared {
     pub changes: AtomicU32,
     /// Where these changes were, each with their number after it, while the governor withholds memory.
     pub watched: Mutex<Option<Vec<(u32, PageRange)>>>,
+    /// When the governor looks for what is kept from children by mistake.
+    pub looks: Mutex<Option<Pace>>,
     /// The program has seccomp filters of its own, and is to be managed no more. Its forking thread waits for that.
     pub releases: AtomicBool,
     /// It is managed no more.
@@ -93,12 +96,28 @@ impl Prepared {
         self.changes.load(Ordering::Relaxed)
     }
 
+    /// From here on it is not noted any more.
+    pub(crate) fn unwatch(&self) {
+        *lock(&self.watched) = None;
+    }
+
+    /// Where mappings have changed since `changes` of them, as of [`Prepared::watch`]; `None` if that is not known.
+    pub(crate) fn changed_since(&self, changes: u32) -> Option<RangeSet> {
+        if self.changes.load(Ordering::Relaxed) == changes {
+            return Some(RangeSet::default());
+        }
+        let watched = lock(&self.watched);
+        let since = watched.as_ref()?.iter();
+        let since = since.filter(|(number, _)| *number > changes);
+        Some(since.map(|(_, range)| *range).collect())
+    }
+
     /// Leaves of `ranges` those that are withheld still, where they were withheld after `changes` of mappings, as of
     /// [`Prepared::watch`]. The gate is held exclusively. Returns whether that is all of them.
     pub(crate) fn retain_withheld(&self, ranges: &mut Vec<PageRange>, changes: u32) -> bool {
         let before = ranges.len();
         ranges.retain(|range| self.is_still_withheld(*range, changes));
-        *lock(&self.watched) = None;
+        self.unwatch();
         ranges.len() == before
     }
 

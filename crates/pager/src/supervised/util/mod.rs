@@ -3,7 +3,6 @@
 #[cfg(not(simulated))]
 pub(crate) mod activity;
 pub(crate) mod fd_pressure;
-#[cfg(not(simulated))]
 pub(crate) mod pace;
 pub(crate) mod run_time;
 pub(crate) mod tracers;
