@@ -8,7 +8,7 @@ use memfold_simulation::simulation::explore::{
 };
 use memfold_simulation::simulation::history::{AREA_PAGES, History, Step};
 use memfold_simulation::simulation::{
-    doubtful, ended_helper, held_gate, lost_pages, progress, spared_pages,
+    doubtful, ended_helper, held_gate, lost_pages, progress, spared_pages, unposted,
 };
 use std::panic;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -496,6 +496,12 @@ fn what_a_child_has_lost_its_children_have_lost() {
 #[test]
 fn what_is_kept_from_children_does_not_stay_in_doubt() {
     doubtful::run(0, 20);
+}
+
+/// Moves of a program are noted for pages that are being carried off.
+#[test]
+fn moves_are_not_noted_while_nothing_is_carried_off() {
+    unposted::run(0, 20);
 }
 
 /// The helper is killed in the gate, where pages are carried off, and another process uses the memory still.

@@ -14,6 +14,7 @@
 //! | `doubtful` | a program that unmaps memory whenever it is looked at |
 //! | `lost_pages` | a child that forks though it has lost pages |
 //! | `spared_pages` | what a program uses all the time, beside what it uses now and then |
+//! | `unposted` | a program that moves memory, of which nothing leaves |
 //! | `explore` | many executions; the shortest history that fails |
 //! | `adversity` | what goes wrong in the kernel beside |
 //! | `progress` | whether programs still do something |
@@ -37,4 +38,5 @@ pub mod spared_pages;
 pub(crate) mod sync;
 pub(crate) mod time;
 pub mod trace;
+pub mod unposted;
 pub(crate) mod world;

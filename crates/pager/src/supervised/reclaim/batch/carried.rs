@@ -105,7 +105,9 @@ impl AddressSpace {
         };
         let (unread, mut unsettled) = {
             let mut port = lock(&self.helper_port);
-            (port.unread.take_if(is_its), port.carried_run(removals))
+            let unread = port.unread.take_if(is_its);
+            port.is_unresolved |= unread.is_some();
+            (unread, port.carried_run(removals))
         };
         let carried = match unread {
             Some(carried) => carried,
@@ -127,7 +129,9 @@ impl AddressSpace {
             let mut port = lock(&self.helper_port);
             let Some(batch) = &mut port.batch else { return };
             batch.moves[carried.index].pages = 0;
-            std::mem::take(&mut batch.drops)
+            let drops = std::mem::take(&mut batch.drops);
+            port.is_unresolved = true;
+            drops
         };
         self.note_posted();
         // If it cannot be seen, the program is exiting.
@@ -190,10 +194,15 @@ impl AddressSpace {
         port.carried.dropped += settled.dropped;
     }
 
-    /// Notes changes by which it may be unknown what is carried off.
+    /// Notes changes by which it may be unknown what is carried off, if anything may be. What was noted before a batch is
+    /// posted says nothing of its runs.
     pub(crate) fn note_overrun(&self, changes: &Overrun) {
-        if self.resources.carries() {
-            let noted = &mut lock(&self.helper_port).overrun;
+        if !self.resources.carries() {
+            return;
+        }
+        let mut port = lock(&self.helper_port);
+        if port.batch.is_some() || port.unread.is_some() || port.is_unresolved {
+            let noted = &mut port.overrun;
             noted.removed_moved.add_all(&changes.removed_moved);
             noted.unmanaged_moved.add_all(&changes.unmanaged_moved);
             noted.unmapped.add_all(&changes.unmapped);
@@ -213,7 +222,11 @@ impl AddressSpace {
         ) else {
             return;
         };
-        let overrun = std::mem::take(&mut lock(&self.helper_port).overrun);
+        let overrun = {
+            let mut port = lock(&self.helper_port);
+            port.is_unresolved = false;
+            std::mem::take(&mut port.overrun)
+        };
         let (mut is_unknown, mut is_untold) = (false, false);
         let mut stage = lock(&self.stage);
         for step in 0..carried.from.pages() as u32 {

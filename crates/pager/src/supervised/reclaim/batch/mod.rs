@@ -102,7 +102,9 @@ pub(crate) struct HelperPort {
     pub carried: Settled,
     /// What was carried off and is settled, but of which the event is unread.
     pub unread: Option<Carried>,
-    /// What changed since the batch was posted.
+    /// A run was settled or its event read, and it is not looked yet which pages were carried off (`resolve_overrun`).
+    pub is_unresolved: bool,
+    /// What changed since the batch was posted, until its runs are settled, their events read, and they are resolved.
     pub overrun: Overrun,
 }
 
@@ -152,6 +154,7 @@ impl HelperPort {
             stage_closed: false,
             carried: Settled::default(),
             unread: None,
+            is_unresolved: false,
             overrun: Overrun::default(),
         }
     }
