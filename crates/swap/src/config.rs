@@ -1,6 +1,12 @@
 //! The configuration of a swap space.
 
-use crate::{block_record::BLOCK_PAGES, codec::Algorithm};
+use crate::{
+    block_record::{BLOCK_PAGES, MAX_BLOCK_PAGES},
+    checksum::Checksums,
+    codec::Algorithm,
+    error::NewSwapSpaceError,
+    slot::CLUSTER_SLOTS,
+};
 
 /// Slots (256 GiB of pages) where address space is limited. More slots reserve a larger swap table.
 const FEWER_SLOTS: usize = 1 << 26;
@@ -65,6 +71,32 @@ impl Default for SwapConfig {
 }
 
 impl SwapConfig {
+    /// Fails if a value is out of range.
+    pub(crate) fn check(&self) -> Result<(), NewSwapSpaceError> {
+        let clusters = self.max_slots.div_ceil(CLUSTER_SLOTS);
+        if clusters == 0 || clusters >= (1 << 32) / CLUSTER_SLOTS {
+            return Err(NewSwapSpaceError::Config(
+                "max_slots must be between 1 and 2^32 - 1024",
+            ));
+        }
+        if self.shards > 1024 {
+            return Err(NewSwapSpaceError::Config("shards must be at most 1024"));
+        }
+        let shapes = [self.blocks, self.blocks_for_room];
+        if shapes.iter().any(|shape| shape.pages > MAX_BLOCK_PAGES) {
+            return Err(NewSwapSpaceError::Config("a block has at most 16 pages"));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn checksums(&self) -> Checksums {
+        if self.checksum {
+            Checksums::On
+        } else {
+            Checksums::Off
+        }
+    }
+
     /// Address space, in pages, for a pool that never holds more than `pages` pages at a time, whatever
     /// their sizes: [`zsmalloc::Config::capacity_for`].
     pub fn capacity_for(pages: usize) -> usize {

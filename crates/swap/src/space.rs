@@ -7,8 +7,6 @@ use zsmalloc::{HugePageLimit, PageSource, Pool};
 use crate::{
     PAGE_SIZE,
     allocator::SlotAllocator,
-    block_record::MAX_BLOCK_PAGES,
-    checksum::Checksums,
     codec::Codec,
     config::{BlockShape, SwapConfig},
     counters::{Counters, Usage, thread_number},
@@ -65,8 +63,7 @@ pub struct SwapSpace<S: PageSource> {
     pub(crate) pool: Arc<Pool<SharedSource<S>>>,
     /// The tiers outside of memory, in the order in which pages are offered to them.
     pub(crate) outside: [TierKind; 2],
-    /// By [`TierKind::index`].
-    pub(crate) tiers: [Option<Box<dyn Tier>>; TierKind::ALL.len()],
+    pub(crate) tiers: Tiers,
     pub(crate) blocks: Arc<BlockTier<SharedSource<S>>>,
     pub(crate) blocks_in_background: BlockShape,
     pub(crate) blocks_for_room: BlockShape,
@@ -119,66 +116,23 @@ impl<S: PageSource + 'static> SwapSpace<S> {
     pub fn with_tiers(
         source: S,
         config: SwapConfig,
-        mut wrap: impl FnMut(Box<dyn Tier>) -> Box<dyn Tier>,
+        wrap: impl FnMut(Box<dyn Tier>) -> Box<dyn Tier>,
     ) -> Result<Self, NewSwapSpaceError> {
-        let clusters = config.max_slots.div_ceil(CLUSTER_SLOTS);
-        if clusters == 0 || clusters >= (1 << 32) / CLUSTER_SLOTS {
-            return Err(NewSwapSpaceError::Config(
-                "max_slots must be between 1 and 2^32 - 1024",
-            ));
-        }
-        let shards = if config.shards == 0 {
-            DEFAULT_SHARDS
-        } else {
-            config.shards
+        config.check()?;
+        let shards = match config.shards {
+            0 => DEFAULT_SHARDS,
+            shards => shards,
         };
-        if shards > 1024 {
-            return Err(NewSwapSpaceError::Config("shards must be at most 1024"));
-        }
-        for shape in [config.blocks, config.blocks_for_room] {
-            if shape.pages > MAX_BLOCK_PAGES {
-                return Err(NewSwapSpaceError::Config("a block has at most 16 pages"));
-            }
-        }
         let source = Arc::new(source);
+        let clusters = config.max_slots.div_ceil(CLUSTER_SLOTS);
         let table = Arc::new(SwapTable::new(Arc::clone(&source), clusters + 1)?);
         let pool_config = zsmalloc::Config::with_capacity_pages(config.pool_capacity_pages)
             .shards(shards)
             // Data of one process must not be readable in another's object.
             .zero_freed(true);
         let pool = Arc::new(Pool::new(SharedSource(source), pool_config)?);
-        let checksums = if config.checksum {
-            Checksums::On
-        } else {
-            Checksums::Off
-        };
-        let compressed = CompressedTier::new(
-            TierKind::Compressed,
-            config.algorithm.into(),
-            checksums,
-            Arc::clone(&pool),
-        );
-        let mut tiers = [const { None }; TierKind::ALL.len()];
-        let recompressed = CompressedTier::new(
-            TierKind::Recompressed,
-            Codec::Zstd {
-                level: config.recompress_level,
-            },
-            checksums,
-            Arc::clone(&pool),
-        );
-        let blocks = Arc::new(BlockTier::new(checksums, Arc::clone(&pool)));
-        for tier in [
-            Box::new(SameFilledTier) as Box<dyn Tier>,
-            Box::new(Arc::clone(&blocks)),
-            Box::new(compressed),
-            Box::new(UncompressedTier::new(checksums, Arc::clone(&pool))),
-            Box::new(recompressed),
-        ] {
-            let tier = wrap(tier);
-            let index = tier.kind().index();
-            tiers[index] = Some(tier);
-        }
+        let blocks = Arc::new(BlockTier::new(config.checksums(), Arc::clone(&pool)));
+        let tiers = tiers_in_memory(&config, &pool, &blocks, wrap);
         Ok(Self {
             allocator: SlotAllocator::new(Arc::clone(&table)),
             table,
@@ -198,6 +152,37 @@ impl<S: PageSource + 'static> SwapSpace<S> {
             migrator: Mutex::default(),
         })
     }
+}
+
+/// The tiers of a space, by [`TierKind::index`].
+type Tiers = [Option<Box<dyn Tier>>; TierKind::ALL.len()];
+
+/// Makes the tiers that hold pages in memory, each passed through `wrap`.
+fn tiers_in_memory<S: PageSource + 'static>(
+    config: &SwapConfig,
+    pool: &Arc<Pool<SharedSource<S>>>,
+    blocks: &Arc<BlockTier<SharedSource<S>>>,
+    mut wrap: impl FnMut(Box<dyn Tier>) -> Box<dyn Tier>,
+) -> Tiers {
+    let checksums = config.checksums();
+    let compressed =
+        |kind, codec: Codec| CompressedTier::new(kind, codec, checksums, Arc::clone(pool));
+    let zstd = Codec::Zstd {
+        level: config.recompress_level,
+    };
+    let mut tiers = [const { None }; TierKind::ALL.len()];
+    for tier in [
+        Box::new(SameFilledTier) as Box<dyn Tier>,
+        Box::new(Arc::clone(blocks)),
+        Box::new(compressed(TierKind::Compressed, config.algorithm.into())),
+        Box::new(UncompressedTier::new(checksums, Arc::clone(pool))),
+        Box::new(compressed(TierKind::Recompressed, zstd)),
+    ] {
+        let tier = wrap(tier);
+        let index = tier.kind().index();
+        tiers[index] = Some(tier);
+    }
+    tiers
 }
 
 /// Whether a read may wait for other machines.
