@@ -319,7 +319,7 @@ impl<S: PageSource> SwapSpace<S> {
                 continue;
             }
             let buffer = moving.len();
-            match self.read(slot, &mut pages[buffer], scratch, Patience::None) {
+            match self.read(slot, &mut pages[buffer], scratch, Patience::OneTry) {
                 Ok(_) => moving.push(Moving { slot, from, buffer }),
                 Err(_) => {
                     self.counters.load_failed();

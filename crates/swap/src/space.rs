@@ -189,19 +189,19 @@ fn tiers_in_memory<S: PageSource + 'static>(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Patience {
     /// For one try.
-    None,
+    OneTry,
     /// As long as the tier does.
-    Some,
+    Full,
     /// Not at all: pages on other machines are refused.
-    Near,
+    LocalOnly,
 }
 
 impl Patience {
     /// The same for a caller that holds what others wait for.
     pub(crate) fn without_waiting(self) -> Patience {
         match self {
-            Patience::Some | Patience::None => Patience::None,
-            Patience::Near => Patience::Near,
+            Patience::Full | Patience::OneTry => Patience::OneTry,
+            Patience::LocalOnly => Patience::LocalOnly,
         }
     }
 }
@@ -276,7 +276,7 @@ impl<S: PageSource> SwapSpace<S> {
     ///
     /// If the slot holds no page.
     pub fn load(&self, slot: Slot, out: &mut Page, scratch: &mut Scratch) -> Result<(), LoadError> {
-        self.load_with(slot, out, scratch, Patience::Some)
+        self.load_with(slot, out, scratch, Patience::Full)
     }
 
     /// The same, unless the page is on other machines, where a thread must not wait for a network: that
@@ -295,7 +295,7 @@ impl<S: PageSource> SwapSpace<S> {
         out: &mut Page,
         scratch: &mut Scratch,
     ) -> Result<(), LoadError> {
-        self.load_with(slot, out, scratch, Patience::Near)
+        self.load_with(slot, out, scratch, Patience::LocalOnly)
     }
 
     /// The same as [`load`](Self::load), but a page on other machines is asked for once, which takes at most a call to
@@ -314,7 +314,7 @@ impl<S: PageSource> SwapSpace<S> {
         out: &mut Page,
         scratch: &mut Scratch,
     ) -> Result<(), LoadError> {
-        self.load_with(slot, out, scratch, Patience::None)
+        self.load_with(slot, out, scratch, Patience::OneTry)
     }
 
     fn load_with(
@@ -359,7 +359,7 @@ impl<S: PageSource> SwapSpace<S> {
             };
             let stored = Stored::new(slot, position.location, self.table.annex(slot));
             let tier = self.tier(position.tier);
-            if patience == Patience::Near && tier.may_wait() {
+            if patience == Patience::LocalOnly && tier.may_wait() {
                 return Err(LoadError::Tier {
                     slot,
                     tier: position.tier,
@@ -369,8 +369,8 @@ impl<S: PageSource> SwapSpace<S> {
             // What is freed meanwhile is not mistaken for other data: see `Tier::may_wait`.
             let reading = (!tier.may_wait()).then_some(reading);
             let loaded = match patience {
-                Patience::Some | Patience::Near => tier.load(stored, out, scratch),
-                Patience::None => tier.load_now(stored, out, scratch),
+                Patience::Full | Patience::LocalOnly => tier.load(stored, out, scratch),
+                Patience::OneTry => tier.load_now(stored, out, scratch),
             };
             drop(reading);
             match loaded {
