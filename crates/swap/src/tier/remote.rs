@@ -163,11 +163,6 @@ impl RemoteTier {
         self.health.is_paused(self.backend.now()).is_some()
     }
 
-    /// Whether a copy of each page is kept in the file.
-    pub fn keeps_copies(&self) -> bool {
-        self.copies.get().is_some()
-    }
-
     /// Statistics of the tier.
     pub fn usage(&self) -> RemoteUsage {
         let (waiting, waiting_for, trouble) = self.health.waiting(self.backend.now());
