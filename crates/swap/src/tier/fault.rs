@@ -54,8 +54,8 @@ impl Faults {
         self.happened.load(Relaxed)
     }
 
-    fn is_armed(&self, fault: Fault) -> bool {
-        self.pending[fault as usize].load(Relaxed) > 0
+    fn is_store_armed(&self) -> bool {
+        self.pending[Fault::Store as usize].load(Relaxed) > 0
     }
 
     fn strikes(&self, fault: Fault) -> bool {
@@ -148,7 +148,7 @@ impl Tier for FaultyTier {
         scratch: &mut Scratch,
         out: &mut Vec<Result<Placed, StoreError>>,
     ) {
-        if self.faults.is_armed(Fault::Store) {
+        if self.faults.is_store_armed() {
             out.extend(
                 pages
                     .iter()
@@ -166,7 +166,7 @@ impl Tier for FaultyTier {
         scratch: &mut Scratch,
         out: &mut Vec<Result<Placed, StoreError>>,
     ) {
-        if self.faults.is_armed(Fault::Store) {
+        if self.faults.is_store_armed() {
             self.store_batch(pages, scratch, out);
         } else {
             self.inner.store_block(pages, level, scratch, out);
