@@ -77,6 +77,25 @@ impl Options {
             .collect()
     }
 
+    /// The elements of `all` that an option lists, in the order of the list; all if it is not given.
+    pub fn named<T: Copy>(
+        &self,
+        option: &str,
+        all: &[(&'static str, T)],
+    ) -> Result<Vec<(&'static str, T)>> {
+        let names: Vec<_> = all.iter().map(|(name, _)| *name).collect();
+        let names = names.join(",");
+        self.list(option, &names)
+            .into_iter()
+            .map(|wanted| {
+                let found = all.iter().find(|(name, _)| *name == wanted);
+                found
+                    .copied()
+                    .with_context(|| format!("unknown {option} {wanted:?}; use one of {names}"))
+            })
+            .collect()
+    }
+
     /// A number, or `default`.
     pub fn number(&self, name: &str, default: usize) -> Result<usize> {
         let Some(value) = self.value(name) else {
@@ -550,6 +569,20 @@ mod tests {
         let options = options.or(&[("threads", "3"), ("runs", "2")]);
         assert_eq!(options.value("threads"), Some("1, 2"));
         assert_eq!(options.value("runs"), Some("2"));
+    }
+
+    #[test]
+    fn a_list_names_elements() {
+        let all = [("one", 1), ("two", 2), ("three", 3)];
+        let named = |given: &[(&str, &str)]| Options::of(given).named("number", &all);
+        assert_eq!(named(&[]).unwrap(), all);
+        let given = [("number", "three, one")];
+        assert_eq!(named(&given).unwrap(), [("three", 3), ("one", 1)]);
+        let error = named(&[("number", "one,four")]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "unknown number \"four\"; use one of one,two,three"
+        );
     }
 
     #[test]

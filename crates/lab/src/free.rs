@@ -11,7 +11,7 @@ use std::{
         Arc, Barrier,
         atomic::{AtomicBool, Ordering},
     },
-    thread,
+    thread::{self, Scope, ScopedJoinHandle},
     time::{Duration, Instant},
 };
 
@@ -110,6 +110,17 @@ struct Case {
     busy: bool,
 }
 
+impl Case {
+    /// Threads that keep the CPUs busy.
+    fn spinners(self) -> usize {
+        if self.busy {
+            thread::available_parallelism().map_or(1, usize::from)
+        } else {
+            0
+        }
+    }
+}
+
 /// The result of one run.
 #[derive(Debug, Clone, Copy)]
 struct Outcome {
@@ -122,18 +133,9 @@ struct Outcome {
 /// Measures all variants in all cases.
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::new("free");
-    let all = VARIANTS.map(|(name, _)| name).join(",");
     let may_raise = LazyCell::new(may_raise);
     let (variants, refused): (Vec<_>, Vec<_>) = options
-        .list("variant", &all)
-        .into_iter()
-        .map(|wanted| {
-            let found = VARIANTS.iter().find(|(name, _)| *name == wanted);
-            found
-                .copied()
-                .with_context(|| format!("unknown variant {wanted:?}; use one of {all}"))
-        })
-        .collect::<Result<Vec<_>>>()?
+        .named("variant", &VARIANTS)?
         .into_iter()
         .partition(|(_, variant)| !variant.raises() || *may_raise);
     let runs = options.number("runs", 5)?.max(1);
@@ -181,6 +183,11 @@ pub fn run(options: &Options) -> Result<Report> {
             "SKIPPED {name}: not permitted to set the nice value {RAISED} (run as root, or raise ulimit -e)."
         ));
     }
+    add_notes(&mut report);
+    Ok(report)
+}
+
+fn add_notes(report: &mut Report) {
     report.note(format!(
         "deferred-raised, bulk-raised: the drainer and its helpers run with nice {RAISED}, so that \
          busy CPUs do not delay them."
@@ -203,7 +210,6 @@ pub fn run(options: &Options) -> Result<Report> {
          index alone 1.05-1.83x (RPi 4B), 1.19-1.40x (i7-12700) at 1-4 processes; both 2.97-3.47x. \
          CPU time, busy CPUs and compaction were asked for in review and not published.",
     );
-    Ok(report)
 }
 
 /// How a bare `madvise()` is timed, as a lower bound.
@@ -442,30 +448,10 @@ fn measure(variant: Variant, case: Case, sizes: &[usize]) -> Result<Outcome> {
 
     let stop = AtomicBool::new(false);
     let go_on = || !stop.load(Ordering::Relaxed);
-    let cpus = thread::available_parallelism().map_or(1, usize::from);
-    let spinners = if case.busy { cpus } else { 0 };
-    let start = Barrier::new(case.threads + usize::from(case.compactor) + spinners + 1);
+    let disturbers = usize::from(case.compactor) + case.spinners();
+    let start = Barrier::new(case.threads + disturbers + 1);
     thread::scope(|scope| {
-        // Threads whose CPU time is subtracted.
-        let mut subtracted = Vec::new();
-        if case.compactor {
-            subtracted.push(scope.spawn(|| {
-                subtracted_time(&start, || {
-                    while go_on() {
-                        allocator.compact(&go_on);
-                    }
-                })
-            }));
-        }
-        for _ in 0..spinners {
-            subtracted.push(scope.spawn(|| {
-                subtracted_time(&start, || {
-                    while go_on() {
-                        std::hint::spin_loop();
-                    }
-                })
-            }));
-        }
+        let subtracted = disturb(scope, case, allocator, &start, &go_on);
         let callers: Vec<_> = (0..case.threads)
             .map(|thread| {
                 let start = &start;
@@ -480,7 +466,7 @@ fn measure(variant: Variant, case: Case, sizes: &[usize]) -> Result<Outcome> {
         let before = process_cpu();
         start.wait();
         let first_free = Instant::now();
-        let ended = callers.into_iter().map(thread::ScopedJoinHandle::join);
+        let ended = callers.into_iter().map(ScopedJoinHandle::join);
         let caller_time: Duration = ended.map(|time| time.unwrap_or(Duration::MAX)).sum();
         let last_free = Instant::now();
         // CPU time of the polling below is subtracted too.
@@ -493,7 +479,7 @@ fn measure(variant: Variant, case: Case, sizes: &[usize]) -> Result<Outcome> {
         let polling = thread_cpu().saturating_sub(before_polling);
         let back = allocator.resident_bytes() == 0;
         stop.store(true, Ordering::Relaxed);
-        let ended = subtracted.into_iter().map(thread::ScopedJoinHandle::join);
+        let ended = subtracted.into_iter().map(ScopedJoinHandle::join);
         let not_counted: Duration = ended.map(Result::unwrap_or_default).sum();
         let cpu = process_cpu()
             .saturating_sub(before)
@@ -511,6 +497,31 @@ fn measure(variant: Variant, case: Case, sizes: &[usize]) -> Result<Outcome> {
             whole_ms: whole.as_secs_f64() * 1e3,
         })
     })
+}
+
+/// Starts the threads whose CPU time is subtracted: the compactor, and what keeps the CPUs busy.
+fn disturb<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    case: Case,
+    allocator: &'scope dyn Allocator,
+    start: &'scope Barrier,
+    go_on: &'scope (dyn Fn() -> bool + Sync),
+) -> Vec<ScopedJoinHandle<'scope, Duration>> {
+    let compact = move || {
+        while go_on() {
+            allocator.compact(go_on);
+        }
+    };
+    let spin = move || {
+        while go_on() {
+            std::hint::spin_loop();
+        }
+    };
+    let compactor = case
+        .compactor
+        .then(|| scope.spawn(move || subtracted_time(start, compact)));
+    let spinners = (0..case.spinners()).map(|_| scope.spawn(move || subtracted_time(start, spin)));
+    compactor.into_iter().chain(spinners).collect()
 }
 
 /// Stores every thread's objects, in clusters in random order.

@@ -123,14 +123,9 @@ pub fn run(options: &Options) -> Result<Report> {
     );
     let threads = options.number("threads", 1)?;
     ensure!((1..=64).contains(&threads), "--threads takes 1 to 64");
-    let names = WORKLOADS.map(|(name, _)| name).join(",");
-    let all = VARIANTS.map(|(name, _)| name).join(",");
-    let wanted_variants = variants_of(&options.list("variant", &all))?;
+    let wanted_variants = variants_of(options)?;
     let contents = contents::compressible(256);
-    for wanted in options.list("workload", &names) {
-        let found = WORKLOADS.iter().find(|(name, _)| *name == wanted);
-        let &(name, workload) =
-            found.with_context(|| format!("unknown workload {wanted:?}; use one of {names}"))?;
+    for (name, workload) in options.named("workload", &WORKLOADS)? {
         // Ours keeps no page both resident and swapped, so it has no cache-only slots.
         let variants: Vec<_> = wanted_variants
             .iter()
@@ -185,11 +180,9 @@ pub fn run(options: &Options) -> Result<Report> {
 }
 
 /// The variants named, after `fixed`, the reference of the ratios.
-fn variants_of(wanted: &[&str]) -> Result<Vec<(&'static str, Variant)>> {
+fn variants_of(options: &Options) -> Result<Vec<(&'static str, Variant)>> {
     let mut variants = vec![VARIANTS[0]];
-    for wanted in wanted {
-        let found = VARIANTS.iter().find(|(name, _)| name == wanted);
-        let &found = found.with_context(|| format!("unknown variant {wanted:?}"))?;
+    for found in options.named("variant", &VARIANTS)? {
         if !variants.contains(&found) {
             variants.push(found);
         }

@@ -82,27 +82,8 @@ struct Outcome {
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::new("exit");
     let runs = options.number("runs", 5)?.max(1);
-    let case = Case {
-        programs: options.number("programs", 12)?,
-        pages: options.number("megabytes", 256)? * 256,
-        newcomer_pages: options.number("newcomer-megabytes", 64)? * 256,
-    };
-    ensure!(
-        (1..=64).contains(&case.programs),
-        "--programs takes 1 to 64"
-    );
-    ensure!(
-        (256..=1 << 18).contains(&case.pages) && (256..=1 << 18).contains(&case.newcomer_pages),
-        "--megabytes and --newcomer-megabytes take 1 to 1024"
-    );
-    let names = VARIANTS.map(|(name, _)| name).join(",");
-    let mut variants = Vec::new();
-    for wanted in options.list("variant", &names) {
-        let found = VARIANTS.iter().find(|(name, _)| *name == wanted);
-        variants.push(
-            *found.with_context(|| format!("unknown variant {wanted:?}; use one of {names}"))?,
-        );
-    }
+    let case = case(options)?;
+    let mut variants = options.named("variant", &VARIANTS)?;
     let zram = variants
         .iter()
         .any(|(_, variant)| *variant == Variant::Zram);
@@ -165,6 +146,23 @@ pub fn run(options: &Options) -> Result<Report> {
     ));
     add_notes(&mut report);
     Ok(report)
+}
+
+fn case(options: &Options) -> Result<Case> {
+    let case = Case {
+        programs: options.number("programs", 12)?,
+        pages: options.number("megabytes", 256)? * 256,
+        newcomer_pages: options.number("newcomer-megabytes", 64)? * 256,
+    };
+    ensure!(
+        (1..=64).contains(&case.programs),
+        "--programs takes 1 to 64"
+    );
+    ensure!(
+        (256..=1 << 18).contains(&case.pages) && (256..=1 << 18).contains(&case.newcomer_pages),
+        "--megabytes and --newcomer-megabytes take 1 to 1024"
+    );
+    Ok(case)
 }
 
 fn add_notes(report: &mut Report) {
