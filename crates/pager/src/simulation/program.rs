@@ -100,36 +100,8 @@ impl ProgramThread {
                 }
             }
             Step::Move(area, stays) => self.relocate(area, stays),
-            Step::Away(area) => {
-                let before = self.areas[area];
-                self.relocate(area, false);
-                if let (Some(before), Some(after)) = (before, self.areas[area])
-                    && let Some(back) = {
-                        let place = [before.start].into_iter();
-                        self.memory.remap_to_free(after, place, false)
-                    }
-                {
-                    self.areas[area] = Some(after.moved(after.start, back));
-                }
-            }
-            Step::MoveOver(area, other) => {
-                if let (Some(from), Some(over)) = (self.areas[area], self.areas[other])
-                    && area != other
-                    && from.pages() <= over.pages()
-                {
-                    // The rest of the area that is moved over stays mapped; it is given up first.
-                    self.areas[area] = None;
-                    let target = from.moved(from.start, over.start);
-                    if target != over {
-                        self.memory.unmap(PageRange {
-                            start: target.end,
-                            ..over
-                        });
-                    }
-                    self.memory.remap(from, over.start, false);
-                    self.areas[other] = Some(target);
-                }
-            }
+            Step::Away(area) => self.move_away_and_back(area),
+            Step::MoveOver(area, other) => self.move_over(area, other),
             Step::Fork(ref child) => self.fork(child.clone()),
             Step::LateWrite(area, other) => self.late_write(area, other),
             Step::Connect => self.world.connect(&self.memory),
@@ -233,6 +205,39 @@ impl ProgramThread {
             self.memory.unmap(from);
         }
         self.areas[area] = Some(from.moved(from.start, to));
+    }
+
+    fn move_away_and_back(&mut self, area: usize) {
+        let before = self.areas[area];
+        self.relocate(area, false);
+        let (Some(before), Some(after)) = (before, self.areas[area]) else {
+            return;
+        };
+        let place = [before.start].into_iter();
+        if let Some(back) = self.memory.remap_to_free(after, place, false) {
+            self.areas[area] = Some(after.moved(after.start, back));
+        }
+    }
+
+    /// Moves an area over another one that has at least as many pages.
+    fn move_over(&mut self, area: usize, other: usize) {
+        let (Some(from), Some(over)) = (self.areas[area], self.areas[other]) else {
+            return;
+        };
+        if area == other || from.pages() > over.pages() {
+            return;
+        }
+        self.areas[area] = None;
+        let target = from.moved(from.start, over.start);
+        if target != over {
+            // The rest of the area that is moved over stays mapped; it is given up first.
+            self.memory.unmap(PageRange {
+                start: target.end,
+                ..over
+            });
+        }
+        self.memory.remap(from, over.start, false);
+        self.areas[other] = Some(target);
     }
 
     fn fork(&mut self, steps: Vec<Step>) {
