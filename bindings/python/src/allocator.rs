@@ -114,7 +114,7 @@ impl Limit {
         }
         let new = self.map(length);
         if !new.is_null() {
-            // SAFETY: both are mapped, of at least so many bytes, and distinct; the caller
+            // SAFETY: both are mapped, of at least `region.len()` bytes, and distinct; the caller
             // does not access the allocation meanwhile.
             unsafe { ptr::copy_nonoverlapping(old.cast::<u8>(), new.cast(), region.len()) };
             // The region is unmapped as this returns, outside the lock, and not `Detached`: until NumPy has stored the

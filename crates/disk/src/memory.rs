@@ -37,7 +37,7 @@ pub(crate) struct Memory<S: PageSource + 'static> {
 }
 
 impl<S: PageSource + 'static> Memory<S> {
-    /// Memory of at most `limit` bytes for so many blocks.
+    /// Memory of at most `limit` bytes for `blocks` blocks.
     pub(crate) fn new(
         space: SwapSpace<S>,
         file: Option<SwapFile>,

@@ -216,7 +216,7 @@ struct Passes {
 }
 
 impl Passes {
-    /// Whether a pass is due after so many of them.
+    /// Whether a pass is due after `requests` requests.
     fn is_due(&mut self, requests: u64) -> bool {
         // The first pass after a request makes blocks old, the second moves them.
         if requests == self.requests {

@@ -67,7 +67,7 @@ impl Room {
         self.limit
     }
 
-    /// Gives so many bytes to no request.
+    /// Gives `bytes` bytes to no request.
     pub(crate) fn hold_back(&self, bytes: u64) {
         self.held_back.store(bytes, Ordering::Relaxed);
     }

@@ -110,7 +110,7 @@ fn engine(mode: Mode) -> Option<(Arc<Engine>, Store)> {
     }
 }
 
-/// The words of a page, of which the first so many are noise.
+/// The words of a page, of which the first `noise` are noise.
 fn words(page: usize, noise: usize) -> impl Iterator<Item = u64> {
     let mut random = Random::new(page as u64);
     (0..PAGE / 8).map(move |index| {

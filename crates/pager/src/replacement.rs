@@ -147,7 +147,7 @@ impl Samples {
         self.soon *= left;
     }
 
-    /// Whether so many refault soon that the list is too short.
+    /// Whether the list is too short: more than a part `SOON_PART` of the late samples refaulted soon.
     fn is_too_short(&self) -> bool {
         const ENOUGH: f32 = 4.0;
         self.late > ENOUGH && self.soon > self.late * SOON_PART + 1.0

@@ -22,8 +22,8 @@ pub struct SwapConfig {
     pub blocks: BlockShape,
     /// The same where a caller waits for room: [`scan_for_room`](crate::SwapSpace::scan_for_room).
     pub blocks_for_room: BlockShape,
-    /// A block must save one in so many bytes of what its pages take; at least 1. Less is not worth the
-    /// longer loads.
+    /// A block must save one in `block_saving` bytes of what its pages take; at least 1. Less is not worth
+    /// the longer loads.
     pub block_saving: u64,
     /// Whether pages have a checksum that is verified on load.
     pub checksum: bool,

@@ -102,7 +102,7 @@ impl<S: PageSource> SwapSpace<S> {
         stored.charge(group);
     }
 
-    /// Reserves a part of the slots for so many pages. Those of an error are all counted as not stored.
+    /// Reserves a part of the slots for `wanted` pages. Those of an error are all counted as not stored.
     fn reserve(
         &self,
         group: &Group,

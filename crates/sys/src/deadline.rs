@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
-/// Threads that may be waiting past their deadline at the same time; each keeps its stack. With more, nothing of the kind is
-/// started any more: for processes of this process's own user so many, and for all others as many together.
+/// Threads that may wait past their deadline at the same time for processes of this process's own user, and as many for all
+/// other users together; each keeps its stack. Beyond them, nothing of the kind is started any more.
 const MOST_OVERDUE: u32 = 32;
-/// The same for each other UID: one alone cannot keep the others' processes from being looked at.
+/// Threads that may wait for each other UID: one alone cannot keep the others' processes from being looked at.
 const MOST_OF_OTHER: u32 = 4;
 
 /// Threads that are waiting past their deadline, by the users whose processes hold them up. Its lock is held for a look.
@@ -45,10 +45,10 @@ fn may_begin(user: u32) -> bool {
     }
 }
 
-/// A deadline is waited for in so many parts: a pause of this whole process or machine uses up one of them, and what
+/// Parts in which a deadline is waited for: a pause of this whole process or machine uses up one of them, and what
 /// is to be waited for, which was paused as well, has the others.
 const PARTS: u32 = 20;
-/// A runnable thread gets so many times the deadline: it may lack a CPU, as a virtual machine's can stall for seconds. A
+/// A runnable thread gets `MOST` times the deadline: it may lack a CPU, as a virtual machine's can stall for seconds. A
 /// larger value waits longer where other threads take all CPUs.
 const MOST: u32 = 20;
 

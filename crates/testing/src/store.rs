@@ -301,7 +301,7 @@ impl StoreCluster {
         (0..self.servers.len()).filter(is_primary).collect()
     }
 
-    /// Waits until so many of the other servers say that they are primaries.
+    /// Waits until `count` servers, `except` not among them, say that they are primaries.
     ///
     /// # Panics
     /// If that takes too long.

@@ -164,7 +164,7 @@ pub unsafe trait PageSource: Send + Sync {
 
 /// Asked before a pool grows by a huge page: by more than the call needs that makes it grow.
 pub trait HugePageLimit: Debug + Send + Sync {
-    /// Reserves room for so many bytes. `false` if there is none: single pages are used then.
+    /// Reserves room for `bytes` bytes. `false` if there is none: single pages are used then.
     fn reserve(&self, bytes: usize) -> bool;
 
     /// Releases reserved room: the bytes count as resident now, or there was no huge page.

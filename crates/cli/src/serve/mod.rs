@@ -46,7 +46,7 @@ const BLOCKS: BlockShape = BlockShape {
 };
 /// The same while a write waits for room.
 const BLOCKS_FOR_ROOM: BlockShape = BlockShape { pages: 8, level: 8 };
-/// They must save one in so many bytes.
+/// A block must save one in `BLOCK_SAVING` bytes of what its pages take.
 const BLOCK_SAVING: u64 = 32;
 
 /// `memfold serve`.

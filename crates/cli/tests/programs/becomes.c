@@ -1,7 +1,7 @@
 /* A program whose loader takes long, and, built with -DBEFORE, static ones that it is executed by.
  *
  *   becomes                           says how often memfold's library is mapped
- *   before executes DELAY PROGRAM     executes that after so many microseconds
+ *   before executes DELAY PROGRAM     executes PROGRAM after DELAY microseconds
  *   before spawns DELAY PROGRAM       the same in 20 children by vfork, one after the other, and says its own number then
  *
  * Numbers on stdout, a line each. */

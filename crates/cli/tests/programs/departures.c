@@ -11,7 +11,7 @@
  *   departures drops MEGABYTES   one thread forks while others unmap: children have what was not
  *                                unmapped yet
  *
- * left, race, stays and over take so many times as long as a third argument says.
+ * A third argument is a factor on how long left, race, stays and over take.
  *
  * MISMATCH on stdout, and a status that is not 0, where a page is wrong. */
 #define _GNU_SOURCE
@@ -27,7 +27,7 @@
 #include <sys/wait.h>
 
 static size_t pages;
-/* So many times as many forks. */
+/* Factor on the number of forks. */
 static unsigned times;
 static uint64_t *memory;
 

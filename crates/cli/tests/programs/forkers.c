@@ -2,7 +2,7 @@
  *
  *   forkers INHERITED OWN CHILDREN RESULT_FILE
  *
- * At the first byte from stdin it forks.  Each process has so many megabytes that it inherited, and of its own, of
+ * At the first byte from stdin it forks.  Each process has INHERITED megabytes that it inherited, and OWN of its own, of
  * which it rewrites a third in every round; a byte to stdout says that it has stamped its memory.
  * One child more executes this program anew, which holds no memory.  At the end of stdin all verify once more and
  * exit, with status 0 if every page was right; else RESULT_FILE has a line MISMATCH for each process. */

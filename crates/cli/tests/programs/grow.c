@@ -1,4 +1,4 @@
-/* A heap that grows by 132 KiB at a time, as malloc's does, beside so many mappings that
+/* A heap that grows by 132 KiB at a time, as malloc's does, beside MAPPINGS mappings that
  * cannot become one, and verified in the end.
  *
  *   grow MEGABYTES MICROSECONDS MAPPINGS

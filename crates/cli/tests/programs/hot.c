@@ -1,5 +1,5 @@
 /* Accesses ALL MiB of memory, most of which compresses, mostly in its first HOT MiB:
-   hot ALL HOT ACCESSES PART WORK, where one access in PART goes anywhere, and so many random numbers
+   hot ALL HOT ACCESSES PART WORK, where one access in PART goes anywhere, and WORK random numbers
    are drawn for each. */
 #include <stdint.h>
 #include <stdio.h>

@@ -225,7 +225,7 @@ impl<S: PageSource + 'static> Team<S> {
         helpers.min(reads.len().saturating_sub(1)).min(THREADS)
     }
 
-    /// Has so many threads, if they can be had.
+    /// Has `count` threads, if they can be had.
     fn grow(&self, count: usize) {
         let mut threads = lock(&self.threads);
         while threads.len() < count {

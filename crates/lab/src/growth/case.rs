@@ -6,9 +6,9 @@ use crate::kernel::Scale;
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
-/// The programs visit so many pages in order; a mapping is a multiple of it.
+/// Pages that the programs visit in order; a mapping is a multiple of it.
 const BLOCK: u64 = 16;
-/// The small case has so many pages at scale 1: as many mappings as are wanted, of the least size that is managed.
+/// Pages of the small case at scale 1: as many mappings as are wanted, of the least size that is managed.
 const SMALL_PAGES: usize = 160_000;
 const PROCESSES: usize = 200;
 const MAPPINGS: usize = 10_000;
@@ -163,7 +163,7 @@ impl Case {
     }
 }
 
-/// So many pages as whole blocks; at least one.
+/// `pages` pages as whole blocks; at least one.
 fn blocks(pages: u64) -> u64 {
     (pages / BLOCK).max(1) * BLOCK
 }

@@ -43,10 +43,10 @@ use crate::{
 pub const OPTIONS: &[&str] = &[
     "against", "workload", "scale", "runs", "memfold", "python", "swap-dir",
 ];
-/// The same with `--equal-total`: how fast a program is in so many bytes, the pool included.
-const AGAINST_IN_TOTAL: &str = "native,zram:lz4,memfold,memfold-total";
 /// The default of `--against`.
 const AGAINST: &str = "native,zram:lz4,zram:lzo-rle,zswap,memfold,memfold-embedded";
+/// The default of `--against` with `--equal-total`: how fast a program is in as many bytes, the pool included.
+const AGAINST_IN_TOTAL: &str = "native,zram:lz4,memfold,memfold-total";
 /// Consecutive OOM kills after which a backend is given up, before its first completed run. (The
 /// OOM killer occasionally kills a program in a small cgroup although swap is free. Such a run is
 /// counted and repeated.) A larger value retries longer.

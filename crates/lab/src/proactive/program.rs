@@ -18,9 +18,9 @@ use crate::{
 const LIMIT: &str = "4G";
 /// Keys of 1000 bytes that Redis holds.
 const KEYS: usize = 100_000;
-/// Most requests are for so many of them.
+/// Keys that most requests are for.
 const HOT_KEYS: usize = 2_500;
-/// One in so many is for any key.
+/// One request in `ANY_KEY` is for any key.
 const ANY_KEY: usize = 100;
 /// Keys of a request.
 const KEYS_AT_ONCE: usize = 20;

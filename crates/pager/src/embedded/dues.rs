@@ -55,7 +55,7 @@ impl Samples {
 }
 
 impl Due {
-    /// So many victims of the list were taken; says which of them are samples.
+    /// Notes that `taken` victims of the list were taken; says which of them are samples.
     pub(super) fn pay(&mut self, taken: usize, list: List) -> Samples {
         let count = self.samples.min(taken);
         self.victims = self.victims.saturating_sub(taken);

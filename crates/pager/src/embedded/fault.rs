@@ -235,7 +235,7 @@ impl EngineState {
         self.swap_in_with(room, area, advice, cause, worker)
     }
 
-    /// The same with room for so many pages, which was reserved; what is not needed of it is given back.
+    /// As [`swap_in`](Self::swap_in), with room for `room` pages, which was reserved; what is not needed of it is given back.
     pub(super) fn swap_in_with(
         &self,
         room: u64,

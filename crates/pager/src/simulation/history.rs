@@ -36,7 +36,7 @@ pub fn places(high: bool) -> impl Iterator<Item = VirtualPage> {
 /// nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// mmap of so many pages.
+    /// mmap of an area of this many pages.
     Map(usize, u64),
     /// Writes one page.
     Write(usize, u64),

@@ -57,7 +57,7 @@ pub(crate) struct MemoryFile {
     pub contents: Arc<Mutex<Vec<u8>>>,
     /// Writes beyond this many bytes fail, as on a full disk; 0 for no end.
     pub disk: Arc<AtomicU64>,
-    /// So many reads to come fail.
+    /// Reads to come that fail.
     pub bad_reads: Arc<AtomicU64>,
     pub reads: Arc<AtomicU64>,
     pub writes: Arc<AtomicU64>,

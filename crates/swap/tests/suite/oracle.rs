@@ -111,7 +111,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// With blocks of at most so many pages.
+    /// With blocks of at most `block_pages` pages.
     fn new(block_pages: usize) -> Self {
         let faults = Faults::new();
         let config = SwapConfig {

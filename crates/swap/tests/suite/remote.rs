@@ -41,7 +41,7 @@ struct World {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum File {
     None,
-    /// For what fits, of so many bytes.
+    /// A file of this many bytes, for what fits.
     First(u64),
     Copies,
 }

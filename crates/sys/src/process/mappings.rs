@@ -263,8 +263,8 @@ impl Inspector {
     /// All mappings, in address order.
     ///
     /// # Errors
-    /// [`io::ErrorKind::FileTooLarge`] if the program has so many, or with so long names, that `maps` has more than 32
-    /// MiB, and if the process is gone.
+    /// [`io::ErrorKind::FileTooLarge`] if `maps` has more than 32 MiB, for many mappings or long names; and if the process
+    /// is gone.
     pub fn areas(&self) -> io::Result<Vec<VirtualMemoryArea>> {
         let areas = areas_of(&self.maps);
         self.or_by_living(areas, || areas_of(&self.open_mappings("maps")?))

@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
-/// Threads that wait to seize at the same time; each keeps its stack. With more, nothing is seized any more: of processes of
-/// this process's own user so many, and of all others as many together.
+/// Threads that may wait to seize processes of this process's own user at the same time, and as many for all other users
+/// together; each keeps its stack. Beyond them, nothing is seized any more.
 const MOST_WAITING: usize = 32;
-/// The same for each other UID: one alone cannot keep the others' processes from being traced.
+/// Threads that may wait for each other UID: one alone cannot keep the others' processes from being traced.
 const MOST_OF_OTHER: usize = 4;
 
 /// The processes of which a thread is being seized, and their users. Its lock is held for a look.

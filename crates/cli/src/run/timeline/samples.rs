@@ -10,7 +10,7 @@ const MOST: usize = 1024;
 const MOST_PROGRAMS: usize = 200;
 /// A program's name is read at each sample until it has been there for this long: it may execute another.
 const SETTLED: Duration = Duration::from_millis(500);
-/// From then on, with one in so many samples. More costs less and shows a new name later.
+/// From then on, the name is read with one in `RENAMED` samples. More costs less and shows a new name later.
 const RENAMED: u64 = 32;
 
 /// The state of a run at one time, and its faults since the sample before.

@@ -90,7 +90,7 @@ fn containers_are_held_on_version_2_of_cgroups() {
     run_tests_in(&kernel, CONTAINERS, &[("CGROUPS", "2")]);
 }
 
-/// Boots it, for so many seconds at most.
+/// Boots it, for `seconds` seconds at most.
 fn boot(kernel: &PathBuf, seconds: u32, variables: &[(&str, &str)]) -> Output {
     let set = variables
         .iter()

@@ -5,7 +5,7 @@ use crate::support::{
 };
 use std::time::Duration;
 
-/// Runs the torture program; in two rounds, it takes so many seconds.
+/// Runs the torture program, which takes `in_two_rounds` seconds in two rounds.
 fn torment(in_two_rounds: u32, options: &[&str], resident: u64) -> Outcome {
     torment_by(Program::new(torture()), in_two_rounds, options, resident)
 }

@@ -47,7 +47,7 @@ fn end(running: &mut Running, processes: &[i32], within: Duration) -> bool {
     true
 }
 
-/// Kills the supervisor of a run, of which there must be at least so many processes: all must end with it.
+/// Kills the supervisor of a run, of which there must be at least `least` processes: all must end with it.
 fn kill_supervisor(mut running: Running, least: usize) -> Outcome {
     let processes = running.processes();
     assert!(processes.len() >= least, "{least} or more: {processes:?}");

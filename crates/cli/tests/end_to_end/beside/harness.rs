@@ -118,7 +118,7 @@ fn a_tree_is_found_whole_and_nothing_else() {
     assert!(descendants(root).is_empty());
 }
 
-/// What the largest of some samples that hold so many MiB is judged to be, under a limit of 16 MiB.
+/// What the largest of some samples that hold `mebibytes` MiB is judged to be, under a limit of 16 MiB.
 fn verdict(mebibytes: &[u64], pause: Duration) -> Verdict {
     let samples: Vec<Sample> = mebibytes
         .iter()

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// So many runs of all tests together may need an excuse. More show a fault of memfold's, or a machine
+/// Runs of all tests together that may need an excuse. More show a fault of memfold's, or a machine
 /// that is no place for these tests.
 const MOST_EXCUSED: usize = 4;
 
@@ -13,18 +13,18 @@ const MOST_EXCUSED: usize = 4;
 #[derive(Clone, Copy, Debug)]
 pub enum Verdict {
     Held,
-    /// So many bytes more than allowed, which a pause of the machine explains.
+    /// `over` bytes more than allowed, which a pause of the machine explains.
     Excused {
         over: u64,
     },
-    /// So many samples show at least this.
+    /// `samples` samples show at least `held`.
     Outgrown {
         held: Sample,
         samples: usize,
     },
 }
 
-/// By how much more than so many samples may show that a program outgrew its limit while no thread
+/// By how much more than `samples` samples may show that a program outgrew its limit while no thread
 /// could run.
 struct Outgrown {
     samples: usize,
@@ -82,7 +82,7 @@ pub fn judge(
     }
 }
 
-/// The sample with the largest of these sizes, but for so many of them.
+/// The sample with the largest of these sizes, but for `but_for` of them.
 pub fn most_held(samples: &[Sample], but_for: usize, size: impl Fn(&Sample) -> u64) -> Sample {
     let mut samples = samples.to_vec();
     samples.sort_by_key(|sample| Reverse(size(sample)));

@@ -187,7 +187,7 @@ pub fn short_or_long<T>(short: T, long: T) -> T {
     if is_long() { long } else { short }
 }
 
-/// How long torture takes that takes so many seconds in two rounds.
+/// Seconds of torture that takes `in_two_rounds` seconds in two rounds.
 pub fn torture_seconds(in_two_rounds: u32) -> u32 {
     (in_two_rounds * rounds()).div_ceil(2)
 }

@@ -32,9 +32,9 @@ const RUNS_AFTER_A_PAUSE: usize = 2;
 pub enum Limits {
     /// Natively, without memfold.
     None,
-    /// Under memfold with `--resident` so many bytes.
+    /// Under memfold with `--resident` of this many bytes.
     Resident(u64),
-    /// Under memfold with `--limit` so many bytes.
+    /// Under memfold with `--limit` of this many bytes.
     Total(u64),
 }
 

@@ -301,7 +301,7 @@ impl Memfold {
         }
     }
 
-    /// Waits until its pool, which held so many bytes before they were unmapped, is drained.
+    /// Waits until its pool, which held `before` bytes before they were unmapped, is drained.
     fn wait_until_drained(&self, before: f64) -> Result<()> {
         let deadline = Instant::now() + TIMEOUT;
         loop {

@@ -23,7 +23,7 @@ pub enum Answer {
     Contents(u64),
     /// An error.
     Failed(Errno),
-    /// So many pages were moved, then this error or none.
+    /// This many pages were moved, then this error or none.
     Moved(u32, Errno),
     /// A child was forked.
     Forked,

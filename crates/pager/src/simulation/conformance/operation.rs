@@ -135,7 +135,7 @@ pub enum Request {
     CopyOut(Pages),
     /// The mapping around a page.
     MappingAround(u64),
-    /// Reads so many messages. In a history: the faults, and one event if it is not zero.
+    /// Reads this many messages. In a history: the faults, and one event if it is not zero.
     Receive(usize),
 }
 

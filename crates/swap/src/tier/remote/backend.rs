@@ -8,7 +8,7 @@ use crate::entry::Location;
 pub(crate) const BATCH_PAGES: usize = 64;
 
 const INDEX_BITS: u32 = BATCH_PAGES.trailing_zeros();
-/// A location holds the size of a record in units of so many bytes.
+/// Bytes of the unit in which a location holds the size of a record.
 pub(super) const UNIT: usize = 32;
 const UNITS_BITS: u32 = 8;
 const PLACE_BITS: u32 = Location::BITS - UNITS_BITS;

@@ -13,7 +13,7 @@ use crate::{
 /// The most abandoned batches remembered. More leave less to the time to live.
 const ABANDONED: usize = 1 << 16;
 
-/// The table of batches keeps room for so many, and for four times those it has. More takes more memory after
+/// Batches for which their table keeps room beside four times those it has. More takes more memory after
 /// many have gone.
 const MOST_SPARE: usize = 1024;
 
@@ -106,7 +106,7 @@ impl Batches {
         Some(BatchId::from_raw(self.next - 1))
     }
 
-    /// Notes an acknowledged batch of so many pages. `false` once all are forgotten: it is removed, too.
+    /// Notes an acknowledged batch of `pages` pages. `false` once all are forgotten: it is removed, too.
     pub(super) fn add(&mut self, batch: BatchId, pages: usize, copies: Box<[FileCopy]>) -> bool {
         if self.has_arrived_late(batch) {
             return false;

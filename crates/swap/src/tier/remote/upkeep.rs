@@ -15,7 +15,7 @@ use crate::sync::{atomic::Ordering::Relaxed, lock};
 /// Batches of one call to the backend. More make fewer round trips, and each takes longer.
 const AT_ONCE: usize = 512;
 
-/// After a removal that failed, so many times `AT_ONCE` batches are looked at for those that have expired. More follow a
+/// After a removal that failed, `LOOKS` times `AT_ONCE` batches are looked at for those that have expired. More follow a
 /// faster growing number of them.
 const LOOKS: usize = 32;
 
