@@ -14,7 +14,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// That of the workspace.
+/// The workspace's edition.
 const EDITION: &str = "--edition=2024";
 
 /// As fast as possible, whatever this build is; nothing unwinds without the C library.

@@ -66,7 +66,7 @@ fn all() -> Vec<CompletionCandidate> {
     found.iter().map(candidate).collect()
 }
 
-/// Those of the runs alone.
+/// The candidates that are runs.
 fn runs() -> Vec<CompletionCandidate> {
     let found = live::instances_of(None, PATIENCE).into_iter();
     let runs = found.filter(|instance| matches!(instance, Instance::Run(_)));

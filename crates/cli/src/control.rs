@@ -91,7 +91,7 @@ pub struct Usage {
     pub resident_after: u64,
     /// Resident, pool and metadata before.
     pub total_before: u64,
-    /// The same afterwards.
+    /// Resident, pool and metadata afterwards.
     pub total_after: u64,
     /// Paged out meanwhile; some of it may be back.
     pub paged_out: u64,

@@ -21,9 +21,9 @@ pub struct DiskStatistics {
 /// The document of `serve --stats`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DiskReport {
-    /// How long it was served.
+    /// Seconds for which the disk was served.
     pub wall_seconds: f64,
-    /// The rest.
+    /// The statistics that the live document has, too.
     #[serde(flatten)]
     pub statistics: DiskStatistics,
 }
@@ -35,11 +35,11 @@ pub struct DiskSnapshot {
     pub pid: u32,
     /// Where clients connect, as an NBD URI.
     pub address: String,
-    /// Since it listens.
+    /// Seconds since it is served.
     pub uptime_seconds: f64,
     /// Clients now.
     pub connections_now: u64,
-    /// The rest.
+    /// The statistics that the final document has, too.
     #[serde(flatten)]
     pub statistics: DiskStatistics,
 }

@@ -157,7 +157,7 @@ impl Drop for Server {
     }
 }
 
-/// The same user, or root.
+/// Whether the peer is the same user, or root.
 fn is_trusted(stream: &UnixStream) -> bool {
     let own = rustix::process::geteuid().as_raw();
     peer(stream.as_fd()).is_ok_and(|peer| peer.uid == own || peer.uid == 0)
@@ -364,7 +364,7 @@ pub fn nothing_runs(pid: Option<u32>) -> Failure {
     nothing_runs_as(pid, "")
 }
 
-/// The same, with what else may be meant.
+/// As [`nothing_runs`], with what else may be meant.
 pub fn nothing_runs_as(pid: Option<u32>, hint: &str) -> Failure {
     let text = match pid {
         Some(pid) => {

@@ -7,17 +7,17 @@ use std::time::Duration;
 /// The statistics that the live and the final document share. Their names are an interface.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Statistics {
-    /// Those of the supervisor.
+    /// The supervisor's counters.
     #[serde(flatten)]
     pub totals: Totals,
     /// Latency of fault service.
     pub fault_ns: FaultLatency,
-    /// The part of it for pages in a store on other machines.
+    /// The part of `fault_ns` for pages in a store on other machines.
     pub remote_fault_ns: FaultLatency,
     /// The limit that was exceeded the most, by more than is tolerated; 0 if every limit was kept.
     #[serde(default)]
     pub exceeded_limit_bytes: u64,
-    /// By how much.
+    /// By how many bytes that limit was exceeded.
     #[serde(default)]
     pub exceeded_by_bytes: u64,
     /// CPU time of memfold's own process, user and system. The CPU time of its helper threads is the
@@ -139,7 +139,7 @@ pub struct Report {
     pub exit_code: Option<u8>,
     /// The signal that killed the program.
     pub signal: Option<i32>,
-    /// From the program's start to the end of the last process under the limit.
+    /// Seconds from the program's start to the end of the last process under the limit.
     pub wall_seconds: f64,
     /// The program and its arguments.
     pub command: String,
@@ -147,7 +147,7 @@ pub struct Report {
     pub memfold_version: &'static str,
     /// Whether the limit was kept, within what is tolerated.
     pub limit_kept: bool,
-    /// The rest.
+    /// The statistics that the live document has, too.
     #[serde(flatten)]
     pub statistics: Statistics,
 }
@@ -157,18 +157,18 @@ pub struct Report {
 pub struct Snapshot {
     /// The PID of `memfold run`.
     pub pid: u32,
-    /// The program's.
+    /// The program's PID.
     pub program_pid: u32,
     /// The program and its arguments, for display.
     pub command: String,
-    /// Since the program's start.
+    /// Seconds since the program's start.
     pub uptime_seconds: f64,
     /// What is in use now.
     #[serde(flatten)]
     pub now: Now,
     /// What each program uses.
     pub programs: Vec<ProgramUsage>,
-    /// The rest.
+    /// The statistics that the final document has, too.
     #[serde(flatten)]
     pub statistics: Statistics,
 }
@@ -185,7 +185,7 @@ impl Snapshot {
         total_bytes(&self.now)
     }
 
-    /// What is in force: the total limit, or else the resident one.
+    /// Bytes that count towards the limit in force, and that limit: the total one, or else the resident one.
     pub fn limit(&self) -> (u64, u64) {
         if self.statistics.totals.limit_bytes > 0 {
             (self.total_bytes(), self.statistics.totals.limit_bytes)

@@ -114,7 +114,7 @@ impl BlockMap {
         Some(place.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The same without a wait.
+    /// As [`read`](Self::read), without a wait.
     pub(crate) fn try_read(&self, leaf: u64) -> Result<Option<ReadGuard<'_>>, Busy> {
         let Some(place) = self.place(leaf) else {
             return Ok(None);

@@ -14,11 +14,11 @@ pub struct DiskUsage {
     pub limit_bytes: u64,
     /// Bytes of memory that it takes: pool, tables and map.
     pub used_bytes: u64,
-    /// The most so far.
+    /// Most bytes of memory that it has taken so far.
     pub peak_bytes: u64,
     /// Bytes of the blocks that are stored, before compression; blocks of zeros are not stored.
     pub original_bytes: u64,
-    /// Bytes that they take in the pool and the file, without overhead.
+    /// Bytes that the stored blocks take in the pool and the file, without overhead.
     pub stored_bytes: u64,
     /// Stored blocks that repeat one word.
     pub same_filled_blocks: u64,
@@ -30,23 +30,23 @@ pub struct DiskUsage {
     pub dead_bytes: u64,
     /// Stored blocks that are in the file.
     pub file_blocks: u64,
-    /// Bytes of the file that they take.
+    /// Bytes of the file that its blocks take.
     pub file_bytes: u64,
     /// Stored blocks that are on other machines.
     pub remote_blocks: u64,
-    /// Bytes that they take there.
+    /// Bytes that blocks take on other machines.
     pub remote_bytes: u64,
     /// Blocks that other machines have acknowledged, so far.
     pub remote_blocks_out: u64,
-    /// Blocks that came back from there, or from a copy in the file, so far.
+    /// Blocks that came back from other machines, or from a copy in the file, so far.
     pub remote_blocks_in: u64,
     /// Requests to other machines that were repeated.
     pub remote_retries: u64,
-    /// Batches that they did not acknowledge, whose blocks stayed, and blocks that could not be brought back.
+    /// Batches that other machines did not acknowledge, whose blocks stayed, and blocks that could not be brought back.
     pub remote_failures: u64,
-    /// Blocks that they were found to have lost.
+    /// Blocks that other machines were found to have lost.
     pub remote_lost_blocks: u64,
-    /// Blocks read from their copy in the file instead.
+    /// Blocks read from their copy in the file instead of from other machines.
     pub remote_copies_read: u64,
     /// Bytes read so far.
     pub read_bytes: u64,
@@ -68,7 +68,7 @@ pub struct DiskUsage {
     pub discard_backlog_blocks: u64,
 }
 
-/// The counters among them.
+/// The statistics that are counted as they happen.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) peak_bytes: AtomicU64,

@@ -124,13 +124,13 @@ impl Shadow {
 /// Samples of one list, all weighted by age.
 #[derive(Debug, Clone, Copy, Default)]
 struct Samples {
-    /// Those that are still evicted.
+    /// Samples that are still evicted.
     evicted: f32,
     /// The time that samples spent evicted.
     exposure: f32,
-    /// Those that refaulted.
+    /// Samples that refaulted.
     refaulted: f32,
-    /// Those of late, refaulted or not, and of them what refaulted soon.
+    /// Samples of late, refaulted or not, and of them what refaulted soon.
     late: f32,
     soon: f32,
 }

@@ -20,7 +20,8 @@ pub struct SwapConfig {
     pub recompress_level: i32,
     /// How neighbours are recompressed together in the background.
     pub blocks: BlockShape,
-    /// The same where a caller waits for room: [`scan_for_room`](crate::SwapSpace::scan_for_room).
+    /// How neighbours are recompressed together where a caller waits for room:
+    /// [`scan_for_room`](crate::SwapSpace::scan_for_room).
     pub blocks_for_room: BlockShape,
     /// A block must save one in `block_saving` bytes of what its pages take; at least 1. Less is not worth
     /// the longer loads.

@@ -19,29 +19,29 @@ pub struct Usage {
     pub pool_bytes: u64,
     /// Bytes of swap tables and of the records of the space and the pool.
     pub metadata_bytes: u64,
-    /// Those of swap tables, annexes and cluster records: mostly 8 for each slot.
+    /// Bytes of swap tables, annexes and cluster records, a part of the metadata: mostly 8 for each slot.
     pub table_bytes: u64,
     /// Slots with a page.
     pub slots_in_use: u64,
     /// Stored pages in all tiers.
     pub stored_pages: u64,
-    /// Those that repeat one word.
+    /// Stored pages that repeat one word.
     pub same_filled_pages: u64,
-    /// Those stored uncompressed.
+    /// Stored pages that are not compressed.
     pub incompressible_pages: u64,
-    /// Those that were recompressed, alone or in blocks.
+    /// Stored pages that were recompressed, alone or in blocks.
     pub recompressed_pages: u64,
-    /// Those in blocks.
+    /// Stored pages in blocks.
     pub block_pages: u64,
     /// Bytes of the pool that freed pages take in blocks with others that are in use.
     pub dead_bytes: u64,
-    /// Those in the file.
+    /// Stored pages in the file.
     pub file_pages: u64,
-    /// Bytes of the file that these take.
+    /// Bytes of the file that its pages take.
     pub file_bytes: u64,
-    /// Those in the store on other machines.
+    /// Stored pages in the store on other machines.
     pub remote_pages: u64,
-    /// Bytes that these take there, without the store's overhead.
+    /// Bytes that pages take in the store on other machines, without its overhead.
     pub remote_bytes: u64,
     /// Bytes of the stored pages before compression.
     pub original_bytes: u64,
@@ -49,11 +49,11 @@ pub struct Usage {
     pub stored_bytes: u64,
     /// Pages stored so far.
     pub pages_stored_total: u64,
-    /// Those that repeated one word.
+    /// Pages stored so far that repeated one word.
     pub same_filled_total: u64,
-    /// Bytes that they took in their tiers.
+    /// Bytes that the pages stored so far took in their tiers.
     pub bytes_stored_total: u64,
-    /// Bytes of them before compression.
+    /// Bytes of the pages stored so far, before compression.
     pub bytes_original_total: u64,
     /// Pages recompressed so far, alone or in blocks.
     pub recompressed_total: u64,

@@ -81,7 +81,7 @@ impl List {
         unsafe { mapping.start().cast::<List>().as_ref() }
     }
 
-    /// This and those behind it.
+    /// This list and those behind it.
     fn all(&'static self) -> impl Iterator<Item = &'static List> {
         std::iter::successors(Some(self), |list| {
             // SAFETY: null, or a list made by `new`.

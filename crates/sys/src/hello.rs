@@ -41,7 +41,7 @@ pub const FORK_ENTRY: u64 = 64;
 
 /// What entering the library returns once there is a helper.
 pub const READY: u32 = 1;
-/// The same where the loader has not called it yet.
+/// What entering the library returns where the loader has not called it yet.
 pub const TOO_EARLY: u32 = 4;
 
 /// Bit of each token by which the child of a prepared fork is recognised, and of no address space's number.

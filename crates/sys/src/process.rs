@@ -270,7 +270,7 @@ pub(crate) fn named_field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     Some(value.trim())
 }
 
-/// The same for a size, in bytes.
+/// As [`named_field`], for a size, in bytes.
 pub(crate) fn named_bytes(text: &str, name: &str) -> Option<u64> {
     let size = named_field(text, name)?.strip_suffix("kB")?;
     size.trim().parse::<u64>().ok()?.checked_mul(1024)

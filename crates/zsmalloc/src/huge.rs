@@ -78,7 +78,7 @@ impl<S: PageSource> Pool<S> {
         self.limit_spare(1)
     }
 
-    /// The same, if they exceed `times` that limit.
+    /// As [`trim_spare`](Self::trim_spare), if they exceed `times` that limit.
     pub(crate) fn limit_spare(&self, times: usize) -> usize {
         let part = self.spare_part;
         if part == 0 || !self.spare_exceeds(part.div_ceil(times)) {

@@ -43,9 +43,9 @@ pub struct PoolStats {
     pub classes: Vec<ClassStats>,
     /// Resident pages: of zspages, of freed runs that were not discarded yet, and spare ones.
     pub resident_pages: usize,
-    /// Those in huge pages.
+    /// Resident pages in huge pages.
     pub huge_pages: usize,
-    /// Those in the free parts of huge pages in use.
+    /// Resident pages in the free parts of huge pages in use.
     pub spare_pages: usize,
     /// Huge pages that were split.
     pub huge_splits: u64,

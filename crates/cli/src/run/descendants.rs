@@ -70,7 +70,7 @@ pub struct Finding {
 /// What the supervisor knows of the processes below memfold.
 #[derive(Debug, Default)]
 pub struct Known {
-    /// Those that have connected.
+    /// Processes that have connected.
     pub managed: Vec<i32>,
     /// Small ones, which connect later if they grow, among others that are as small.
     pub waiting: Vec<i32>,

@@ -24,7 +24,7 @@ pub fn stop_by(signal: Signal, is_due: impl FnOnce() -> bool) -> nix::Result<()>
     set.thread_block()
 }
 
-/// The same, for some time at most.
+/// As [`stop_by`], for some time at most.
 pub fn stop_awhile(signal: Signal, time: Duration) -> nix::Result<()> {
     // A signal continues what no thread of the process can any more. One that comes before the stop has no effect:
     // others follow later, each of a timer of its own, as one that repeats waits until its signal is taken.

@@ -41,7 +41,7 @@ impl StatsFile {
         Self::open_for("--stats", path)
     }
 
-    /// The same for the file of another option.
+    /// As [`open`](Self::open), for the file of another option.
     pub fn open_for(option: &str, path: &Path) -> Result<StatsFile, Failure> {
         Self::try_open(path).map_err(|error| {
             Failure::own(format!(
@@ -127,7 +127,7 @@ impl StatsFile {
         self.write_document(&document)
     }
 
-    /// The same for any document.
+    /// As [`write`](Self::write), for any document.
     pub fn write_document(self, document: &[u8]) -> io::Result<()> {
         match self {
             StatsFile::Open(mut file) => patient::write_all(&mut file, document),

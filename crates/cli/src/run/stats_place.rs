@@ -18,7 +18,7 @@ use std::path::{Component, Path};
 
 const PROC_SUPER_MAGIC: i64 = 0x9fa0;
 const PROC_ROOT: u64 = 1;
-/// As the kernel has it.
+/// Symbolic links that are followed in a path, as in the kernel (`MAXSYMLINKS`).
 const MOST_LINKS: usize = 40;
 
 /// What a path leads to.

@@ -44,7 +44,7 @@ const BLOCKS: BlockShape = BlockShape {
     pages: 4,
     level: 12,
 };
-/// The same while a write waits for room.
+/// How neighbours are compressed together while a write waits for room.
 const BLOCKS_FOR_ROOM: BlockShape = BlockShape { pages: 8, level: 8 };
 /// A block must save one in `BLOCK_SAVING` bytes of what its pages take.
 const BLOCK_SAVING: u64 = 32;

@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub struct Service {
     /// Where clients connect.
     pub listener: Option<Listener>,
-    /// The same and the block device, for display.
+    /// Where clients connect, and the block device, for display.
     pub place: String,
     /// What ends it.
     pub signals: SignalFd,

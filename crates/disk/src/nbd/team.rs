@@ -52,7 +52,7 @@ pub(super) struct Batch<S: PageSource + 'static> {
     reads: Vec<Range<u64>>,
     /// The number of reads that wait neither for the file nor a store.
     quick: usize,
-    /// Those that no thread has taken.
+    /// The indices of reads that no thread has taken.
     left: Mutex<Range<usize>>,
     done: Mutex<Done>,
     /// Another is served that is waited for.

@@ -9,7 +9,7 @@ pub(super) struct Dues {
     pub(super) active: Due,
 }
 
-/// Those of one list.
+/// Victims that are still to be taken of one list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Due {
     pub(super) victims: usize,

@@ -3,7 +3,7 @@
 use super::Check;
 use crate::huge::{HUGE_PAGE_SIZE, LEAST_HUGE_SIZE, Setting, setting_of, size_to_ask_for};
 
-/// Those that programs get unasked.
+/// Huge pages that programs get: the global setting of THP.
 pub(super) fn programs() -> Check {
     let found = match Setting::global() {
         Some(Setting::Always) => "always; they are split when part of one is paged out",
@@ -12,7 +12,7 @@ pub(super) fn programs() -> Check {
     Check::note("transparent-huge-pages", found, None)
 }
 
-/// Those that the pool asks for.
+/// Huge pages that the pool asks for.
 pub(super) fn pool() -> Check {
     let knows_small_ones = Setting::read(&setting_of(LEAST_HUGE_SIZE)).is_some();
     pool_of(size_to_ask_for(), knows_small_ones)

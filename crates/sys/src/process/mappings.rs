@@ -25,9 +25,9 @@ pub struct VirtualMemoryArea {
 pub enum AreaKind {
     /// Private anonymous memory, readable and writable, not executable: it can be moved.
     Movable,
-    /// The same without any access: what keeps a stack from running over.
+    /// Private anonymous memory without any access: what keeps a stack from running over.
     Guard,
-    /// The same with another access.
+    /// Private anonymous memory with another access.
     Anonymous,
     /// Private and not executable, of a file or the kernel's own: may hold anonymous pages as well.
     Private,

@@ -12,9 +12,9 @@ pub struct RemoteConfig {
     pub level: i32,
     /// How long a load waits for a store that does not answer before it fails.
     pub patience: Duration,
-    /// The interval at which the time to live of all batches is renewed: a fraction of that time.
+    /// The interval at which the [time to live](Self::time_to_live) of all batches is renewed: a fraction of it.
     pub renew_every: Duration,
-    /// That time.
+    /// The time to live of all batches.
     pub time_to_live: Duration,
 }
 
