@@ -5,10 +5,10 @@ pub struct Errno(pub i32);
 impl Errno {
     /// Not permitted.
     pub const EPERM: Errno = Errno(1);
-    /// No such process: the address space is gone.
-    pub const ESRCH: Errno = Errno(3);
     /// Not there: an unmapped or hole page.
     pub const ENOENT: Errno = Errno(2);
+    /// No such process: the address space is gone.
+    pub const ESRCH: Errno = Errno(3);
     /// No such descriptor.
     pub const EBADF: Errno = Errno(9);
     /// Not now: an event is pending.
@@ -25,21 +25,20 @@ impl Errno {
     pub const EEXIST: Errno = Errno(17);
     /// Not valid here.
     pub const EINVAL: Errno = Errno(22);
+    /// Too many open files in all processes.
+    pub const ENFILE: Errno = Errno(23);
+    /// Too many open files in this process.
+    pub const EMFILE: Errno = Errno(24);
     /// Not of this kind of file: a descriptor's number is another file's by now.
     pub const ENOTTY: Errno = Errno(25);
     /// No room: a place of the stage is lost.
     pub const ENOSPC: Errno = Errno(28);
     /// This kind of file does not know how.
     pub const EOPNOTSUPP: Errno = Errno(95);
-    /// The system has too many open files.
-    pub const ENFILE: Errno = Errno(23);
-    /// The process has too many open files.
-    pub const EMFILE: Errno = Errno(24);
-
-    /// Not begun: something came in between.
-    pub const ECANCELED: Errno = Errno(125);
     /// The wait was too long.
     pub const ETIMEDOUT: Errno = Errno(110);
+    /// Not begun: something came in between.
+    pub const ECANCELED: Errno = Errno(125);
 
     /// Splits a raw system call result.
     #[inline]
