@@ -8,6 +8,8 @@
 //! table in Markdown: nanoseconds of the thread's CPU time a page, medians, and spread (largest by
 //! smallest).
 
+mod common;
+
 use memfold::{Memfold, Mode, Region};
 use memfold_swap::{Page, Scratch, Slot, SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
@@ -324,16 +326,8 @@ fn median(values: &mut [f64]) -> (f64, f64) {
 }
 
 fn main() {
-    let arguments: Vec<String> = std::env::args().collect();
-    let number = |name: &str, default: usize| {
-        let at = arguments.iter().position(|argument| argument == name);
-        at.and_then(|at| arguments.get(at + 1)?.parse().ok())
-            .unwrap_or(default)
-    };
-    let (megabytes, runs) = (
-        number("--megabytes", 128).max(1),
-        number("--runs", 7).max(1),
-    );
+    let numbers = common::numbers([("--megabytes", 128_usize), ("--runs", 7)]);
+    let [megabytes, runs] = numbers.map(|number| number.max(1));
     let mut bench = Bench::new(megabytes << 8);
     // Memory that the host never gave to this machine is slow once.
     round(&mut bench);

@@ -4,6 +4,8 @@
 //! cargo run --release -p memfold --example hash_map -- [--megabytes 128] [--limit 96]
 //! ```
 
+mod common;
+
 use hashbrown::{DefaultHashBuilder, HashMap};
 use memfold::{Memfold, RegionAllocator};
 use std::time::Instant;
@@ -16,13 +18,7 @@ fn record(key: u64) -> Record {
 }
 
 fn main() -> Result<(), memfold::Error> {
-    let arguments: Vec<String> = std::env::args().collect();
-    let number = |name: &str, default: u64| {
-        let at = arguments.iter().position(|argument| argument == name);
-        at.and_then(|at| arguments.get(at + 1)?.parse().ok())
-            .unwrap_or(default)
-    };
-    let (megabytes, limit) = (number("--megabytes", 128), number("--limit", 96));
+    let [megabytes, limit] = common::numbers([("--megabytes", 128_u64), ("--limit", 96)]);
     let memfold = Memfold::builder().limit(limit << 20).build()?;
     let mut map: HashMap<u64, Record, DefaultHashBuilder, RegionAllocator> =
         HashMap::with_hasher_in(DefaultHashBuilder::default(), memfold.allocator());

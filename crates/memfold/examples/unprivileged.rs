@@ -7,6 +7,8 @@
 //! Every word is written once and then read back twice, in order and in a random order of pages.
 //! Exit status 1: a word was wrong, or the limit was exceeded.
 
+mod common;
+
 use memfold::{Memfold, Mode};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -33,13 +35,7 @@ fn is_right(words: &[u64], page: usize) -> bool {
 }
 
 fn main() -> Result<ExitCode, memfold::Error> {
-    let arguments: Vec<String> = std::env::args().collect();
-    let number = |name: &str, default: usize| {
-        let at = arguments.iter().position(|argument| argument == name);
-        at.and_then(|at| arguments.get(at + 1)?.parse().ok())
-            .unwrap_or(default)
-    };
-    let (megabytes, limit) = (number("--megabytes", 256), number("--limit", 128));
+    let [megabytes, limit] = common::numbers([("--megabytes", 256), ("--limit", 128)]);
     let memfold = Memfold::builder()
         .limit((limit as u64) << 20)
         .mode(Mode::Protection)
