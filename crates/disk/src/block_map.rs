@@ -4,9 +4,10 @@
 //! 1 GiB is made at its first write, a leaf of 512 blocks at the first write to its 2 MiB. Each leaf has a
 //! lock of its own: readers of a block hold it shared while they load, so that its slot stays theirs.
 
+use crate::sync::unpoisoned;
 use memfold_swap::Slot;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
+use std::sync::{OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
 /// Blocks of a leaf.
 pub(crate) const LEAF_BLOCKS: u64 = 512;
@@ -111,7 +112,7 @@ impl BlockMap {
     pub(crate) fn read(&self, leaf: u64) -> Option<ReadGuard<'_>> {
         let place = self.place(leaf)?;
         // No critical section leaves a leaf half changed.
-        Some(place.read().unwrap_or_else(PoisonError::into_inner))
+        Some(unpoisoned(place.read()))
     }
 
     /// As [`read`](Self::read), without a wait.
@@ -156,7 +157,7 @@ impl BlockMap {
     }
 
     fn lock(place: &Place) -> RwLockWriteGuard<'_, Option<Box<Leaf>>> {
-        place.write().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(place.write())
     }
 
     /// The number of leaves from `leaf` on whose region does not exist, for skipping them; 0 if it does.

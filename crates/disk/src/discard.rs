@@ -5,9 +5,10 @@
 //! itself.
 
 use crate::block_map::{LEAF_BLOCKS, Leaf};
+use crate::sync::{self, unpoisoned};
 use memfold_swap::{SlotRanges, SwapSpace};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use zsmalloc::PageSource;
 
@@ -135,13 +136,11 @@ impl<S: PageSource + 'static> Drop for Discarder<S> {
 
 impl<S: PageSource + 'static> Shared<S> {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.queue)
     }
 
     fn wait<'a>(&self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
-        self.changed
-            .wait(queue)
-            .unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.changed.wait(queue))
     }
 
     fn free(&self, leaves: &Leaves) {

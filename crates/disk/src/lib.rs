@@ -52,6 +52,7 @@ mod packing;
 mod room;
 mod swap_file;
 mod swap_off;
+mod sync;
 mod unpack;
 mod usage;
 mod write;

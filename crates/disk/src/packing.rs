@@ -4,9 +4,10 @@
 //! blocks of the swap space, which take a part of what single pages take. Each read of one decompresses all
 //! of its pages, so what is read again soon is stored alone again (`Disk::unpack`).
 
+use crate::sync::{self, unpoisoned};
 use memfold_swap::{ScanPolicy, Scratch, SwapSpace, Usage};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use zsmalloc::PageSource;
@@ -110,14 +111,14 @@ impl<S: PageSource + 'static> Drop for Packer<S> {
 
 impl<S: PageSource + 'static> Shared<S> {
     fn lock(&self) -> MutexGuard<'_, ()> {
-        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.lock)
     }
 
     /// Waits, or until the disk is dropped. Whether it goes on.
     fn pause(&self, time: Duration) -> bool {
         let goes_on = |(): &mut ()| !self.stopping.load(Ordering::Relaxed);
         let waited = self.stopped.wait_timeout_while(self.lock(), time, goes_on);
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        drop(unpoisoned(waited));
         !self.stopping.load(Ordering::Relaxed)
     }
 
@@ -270,7 +271,7 @@ impl RoomFinder {
         has_room: impl Fn() -> bool,
     ) -> bool {
         // Others wait for the room that one thread makes.
-        let mut in_vain = self.in_vain.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut in_vain = sync::lock(&self.in_vain);
         if has_room() {
             return true;
         }

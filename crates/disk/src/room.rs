@@ -2,9 +2,10 @@
 
 use crate::block_map::BlockMap;
 use crate::discard::Backlog;
+use crate::sync::{self, unpoisoned};
 use memfold_swap::SwapSpace;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 use zsmalloc::{HugePageLimit, PageSource};
 
@@ -122,7 +123,7 @@ impl Room {
                 break None;
             }
             let waited = self.released.wait_timeout(held_by_waiters, LOOKS_AGAIN);
-            (held_by_waiters, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            (held_by_waiters, _) = unpoisoned(waited);
         };
         self.waiters.fetch_sub(1, Ordering::SeqCst);
         *held_by_waiters -= held;
@@ -134,10 +135,8 @@ impl Room {
         self.limit - self.held_back.load(Ordering::Relaxed)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, u64> {
-        self.held_by_waiters
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, u64> {
+        sync::lock(&self.held_by_waiters)
     }
 
     fn release(&self, bytes: u64) {

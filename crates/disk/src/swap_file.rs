@@ -1,8 +1,9 @@
 //! The swap file of a disk, and the threads that wait while it is given up.
 
+use crate::sync;
 use memfold_swap::FileTier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The swap file of a disk.
 #[derive(Debug)]
@@ -51,9 +52,7 @@ impl SwapFile {
     /// Keeps other swapoffs out.
     pub(crate) fn lock(&self) -> MutexGuard<'_, ()> {
         // It guards no data.
-        self.swapping_off
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.swapping_off)
     }
 
     /// Refuses blocks from now on, and has writers wait that need it. Whether it took blocks before.

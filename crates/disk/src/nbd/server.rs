@@ -4,11 +4,12 @@ use super::handshake::{HandshakeError, negotiate};
 use super::team::Team;
 use super::transmission::transmit_beside;
 use crate::disk::Disk;
+use crate::sync::lock;
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use zsmalloc::PageSource;
@@ -182,10 +183,6 @@ impl<S: PageSource + 'static> std::fmt::Debug for Server<S> {
             .field("connections", connections)
             .finish()
     }
-}
-
-fn lock(clients: &Mutex<Clients>) -> MutexGuard<'_, Clients> {
-    clients.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<S: PageSource + Send + Sync + 'static> Server<S> {

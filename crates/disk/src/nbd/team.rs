@@ -18,12 +18,13 @@
 use crate::disk::Disk;
 use crate::error::DiskError;
 use crate::pace::Pace;
+use crate::sync::{lock, unpoisoned};
 use memfold_swap::Scratch;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{self, Receiver, SyncSender};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use zsmalloc::PageSource;
 
@@ -64,10 +65,6 @@ struct Done {
     outcomes: Vec<(usize, Outcome)>,
     /// Reads that are not served yet.
     left: usize,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A read that a thread has taken. It counts as served once this is dropped, also by a panic.
@@ -153,7 +150,7 @@ impl<S: PageSource + 'static> Batch<S> {
         let is_awaited =
             |done: &mut Done| done.left > 0 && (done.outcomes.is_empty() || !self.waits());
         let done = self.changed.wait_while(lock(&self.done), is_awaited);
-        Self::outcomes(done.unwrap_or_else(PoisonError::into_inner))
+        Self::outcomes(unpoisoned(done))
     }
 
     /// In the order of the batch.
