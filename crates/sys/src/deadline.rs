@@ -3,9 +3,10 @@
 
 use crate::privilege;
 use crate::process::{own_user, proc_text, stat_field};
+use crate::sync::lock;
 use crate::thread::{self, Standing};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::time::Duration;
 
 /// Threads that may wait past their deadline at the same time for processes of this process's own user, and as many for all
@@ -19,7 +20,7 @@ static OVERDUE: Mutex<Vec<(u32, u32)>> = Mutex::new(Vec::new());
 
 /// Counts one more, or one less.
 fn note_overdue(user: u32, is_more: bool) {
-    let mut overdue = OVERDUE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut overdue = lock(&OVERDUE);
     let known = overdue.iter_mut().find(|(other, _)| *other == user);
     match (known, is_more) {
         (Some((_, count)), true) => *count += 1,
@@ -33,7 +34,7 @@ fn note_overdue(user: u32, is_more: bool) {
 /// Whether another thread may be held up by a process of that user.
 fn may_begin(user: u32) -> bool {
     let own = own_user();
-    let overdue = OVERDUE.lock().unwrap_or_else(PoisonError::into_inner);
+    let overdue = lock(&OVERDUE);
     let sum = |counts: &dyn Fn(u32) -> bool| -> u32 {
         let counted = overdue.iter().filter(|(user, _)| counts(*user));
         counted.map(|(_, count)| count).sum()
@@ -61,8 +62,7 @@ static IDLE: [Mutex<Vec<mpsc::Sender<Job>>>; 2] = [Mutex::new(Vec::new()), Mutex
 
 /// Those for callers that gave the capabilities of memfold's file up, or did not.
 fn idle(given_up: bool) -> MutexGuard<'static, Vec<mpsc::Sender<Job>>> {
-    let idle = &IDLE[usize::from(given_up)];
-    idle.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&IDLE[usize::from(given_up)])
 }
 
 /// A thread that runs jobs until its sender is dropped, for a calling thread that gave capabilities up or did not.

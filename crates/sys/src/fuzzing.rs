@@ -6,10 +6,11 @@ use crate::hello::{Filters, Hello};
 use crate::memory::Mapping;
 use crate::port::{Port, ROBUST_OFFSET};
 use crate::process;
+use crate::sync::lock;
 use crate::thread::RobustList;
 use std::cell::RefCell;
 use std::mem::offset_of;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The supervisor's end of a channel while the program writes whatever it likes over its own: each
@@ -46,7 +47,7 @@ impl Pair {
         static LISTS: Mutex<Vec<Arc<RobustList>>> = Mutex::new(Vec::new());
         let robust = RobustList::for_current_thread(ROBUST_OFFSET).expect("a robust list");
         let robust = Arc::new(robust);
-        let mut lists = LISTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lists = lock(&LISTS);
         lists.push(Arc::clone(&robust));
         let (port, file) = Port::create(robust).expect("a channel");
         let program = Mapping::shared(&file, CHANNEL_BYTES).expect("the program's end");

@@ -20,6 +20,7 @@ use crate::PAGE_SIZE;
 use crate::memory::Mapping;
 use crate::process::{own_id, pidfd_of};
 use crate::raw::{self, nr, syscall};
+use crate::sync::lock;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::Mutex;
@@ -234,10 +235,7 @@ impl Guardian {
 
     /// Puts a value on the guardian's list. Starts the guardian if this is its first.
     fn place(&self, value: i32) -> io::Result<&'static AtomicI32> {
-        let mut running = self
-            .running
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut running = lock(&self.running);
         let running = match &mut *running {
             Some(running) => running,
             none => none.insert(Running::start()?),
@@ -247,10 +245,7 @@ impl Guardian {
 
     /// The guardian's PID, if it was started.
     pub fn process(&self) -> Option<i32> {
-        let running = self
-            .running
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let running = lock(&self.running);
         running.as_ref().map(|running| running.process)
     }
 }

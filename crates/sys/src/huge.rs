@@ -6,10 +6,11 @@
 
 use crate::PAGE_SIZE;
 use crate::memory::{advise, discard};
+use crate::sync::lock;
 use std::io;
 use std::ptr::NonNull;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// Bytes of the largest huge page.
@@ -183,9 +184,8 @@ impl HugePages {
     /// # Safety
     /// As [`HugePages::populate`].
     pub unsafe fn populate_now(&self, start: NonNull<u8>, size: usize) -> Option<Duration> {
-        let lock = || self.asking.lock().unwrap_or_else(PoisonError::into_inner);
         // The largest, aligned, cannot reach into each other.
-        let _alone = (size < HUGE_PAGE_SIZE).then(lock);
+        let _alone = (size < HUGE_PAGE_SIZE).then(|| lock(&self.asking));
         // SAFETY: the caller's promise; no other thread populates what could be one page with it, see above.
         unsafe { populate_huge(start, size) }
     }

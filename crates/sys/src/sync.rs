@@ -1,4 +1,5 @@
-//! The words that the gate consists of and its threads sleep on, so that loom can stand in for the CPU and the kernel.
+//! The words that the gate consists of and its threads sleep on, so that loom can stand in for the CPU and the kernel; and
+//! locks without poison.
 
 #[cfg(not(loom))]
 pub(crate) use crate::futex::{wait, wake_all};
@@ -7,6 +8,14 @@ pub(crate) use core::sync::atomic::AtomicU32;
 
 #[cfg(loom)]
 pub(crate) use modelled::{AtomicU32, wait, wake_all};
+
+/// Locks `mutex`, ignoring poison.
+#[cfg(feature = "std")]
+pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
 
 #[cfg(loom)]
 mod modelled {

@@ -1,6 +1,7 @@
 //! The supervisor's threads: placement, and the robust futexes that outlive them.
 
 use crate::futex::WAITERS;
+use crate::sync::lock;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::io;
@@ -303,10 +304,7 @@ impl RobustList {
     /// # Safety
     /// Both pointers must stay valid until [`RobustList::remove`].
     pub unsafe fn add(&self, entry: RobustEntry) -> bool {
-        let mut entries = self
-            .entries
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut entries = lock(&self.entries);
         if entries.len() >= ROBUST_LIMIT {
             return false;
         }
@@ -322,10 +320,7 @@ impl RobustList {
 
     /// Stops watching a futex; what it points to may go afterwards.
     pub fn remove(&self, link: *const AtomicU64) {
-        let mut entries = self
-            .entries
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut entries = lock(&self.entries);
         let Some(index) = entries
             .iter()
             .position(|entry| std::ptr::eq(entry.link, link))

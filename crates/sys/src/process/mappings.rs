@@ -3,11 +3,12 @@
 use super::lines::{MOST_OF_MAPS, MOST_OF_SMAPS, each_line};
 use super::{Inspector, MapsLine};
 use crate::raw::{nr, syscall};
+use crate::sync::lock;
 use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::AsRawFd;
-use std::sync::{LazyLock, PoisonError};
+use std::sync::LazyLock;
 
 /// One mapping of a process, from `/proc/PID/maps`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -313,7 +314,7 @@ impl Inspector {
     /// # Errors
     /// If it was not, if they take more than 512 MiB, and if the address space is gone.
     pub fn inherited_ranges(&self, by: InheritedBy) -> io::Result<Vec<InheritedRange>> {
-        let smaps = self.smaps.lock().unwrap_or_else(PoisonError::into_inner);
+        let smaps = lock(&self.smaps);
         let file = smaps.as_ref().ok_or(io::ErrorKind::NotFound)?;
         let look = |file: &File| pick_flagged(file, |area, flags| inherited_range(area, flags, by));
         self.or_by_living(look(file), || look(&self.open_mappings("smaps")?))
@@ -326,14 +327,14 @@ impl Inspector {
     /// # Errors
     /// If it was not, and if the address space is gone.
     pub fn has_sealed(&self, ranges: &[(u64, u64)]) -> io::Result<bool> {
-        let smaps = self.smaps.lock().unwrap_or_else(PoisonError::into_inner);
+        let smaps = lock(&self.smaps);
         let file = smaps.as_ref().ok_or(io::ErrorKind::NotFound)?;
         shows_sealed(file, ranges)
     }
 
     /// Closes the flags of mappings, which are of no more use.
     pub fn close_flags(&self) {
-        let mut smaps = self.smaps.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut smaps = lock(&self.smaps);
         *smaps = None;
     }
 }

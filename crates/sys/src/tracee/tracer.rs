@@ -6,10 +6,11 @@
 
 use super::Seized;
 use crate::process::{Process, own_user};
+use crate::sync::lock;
 use crate::{deadline, privilege, thread};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::time::Duration;
 
 /// Threads that may wait to seize processes of this process's own user at the same time, and as many for all other users
@@ -22,7 +23,7 @@ const MOST_OF_OTHER: usize = 4;
 static BEING_SEIZED: Mutex<Vec<(Arc<Process>, u32)>> = Mutex::new(Vec::new());
 
 fn being_seized() -> MutexGuard<'static, Vec<(Arc<Process>, u32)>> {
-    BEING_SEIZED.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&BEING_SEIZED)
 }
 
 /// One of these, until this is dropped.
