@@ -30,6 +30,7 @@ mod serve;
 mod stat;
 mod stat_watch;
 mod summary;
+mod sync;
 #[cfg(feature = "top")]
 mod top;
 mod usage_error;

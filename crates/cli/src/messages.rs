@@ -8,10 +8,11 @@
 
 use crate::format::printable;
 use crate::patient;
+use crate::sync::lock;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use memfold_sys::signal;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Messages that may wait to be written; more are dropped.
@@ -34,12 +35,12 @@ static REMEMBERED: Mutex<Option<(Instant, Vec<Warning>)>> = Mutex::new(None);
 
 /// Remembers the warnings that are shown from now on.
 pub fn remember_warnings() {
-    *REMEMBERED.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), Vec::new()));
+    *lock(&REMEMBERED) = Some((Instant::now(), Vec::new()));
 }
 
 /// What was remembered.
 pub fn remembered() -> Vec<Warning> {
-    let found = REMEMBERED.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = lock(&REMEMBERED);
     found
         .as_ref()
         .map(|(_, list)| list.clone())
@@ -50,7 +51,7 @@ fn remember(level: Level, text: &str) {
     if level > Level::Warn {
         return;
     }
-    let mut found = REMEMBERED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut found = lock(&REMEMBERED);
     if let Some((since, list)) = &mut *found
         && list.len() < MOST_REMEMBERED
     {

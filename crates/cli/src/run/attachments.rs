@@ -1,11 +1,12 @@
 //! Programs that no loader brings the library into (static ones, and those without `LD_PRELOAD`): they are attached
 //! while they run.
 
+use crate::sync::lock;
 use memfold_pager::{AttachError, Attacher};
 use memfold_sys::privilege;
 use memfold_sys::process::Process;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// How often a program is tried whose threads could not be stopped.
 const TRIES: u32 = 5;
@@ -37,7 +38,7 @@ impl Attachments {
     }
 
     fn attempts(&self) -> MutexGuard<'_, HashMap<i32, Attempt>> {
-        self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.attempts)
     }
 
     /// Begins to attach a process below this one. Returns whether that is under way.

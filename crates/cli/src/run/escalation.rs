@@ -2,12 +2,13 @@
 
 use super::raise::die_by;
 use super::received::Received;
+use crate::sync::lock;
 use memfold_sys::process::{self, Process};
 use memfold_sys::thread;
 use nix::sys::signal::Signal;
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Two signals closer together than this are one wish (`timeout` sends it twice, for instance).
@@ -36,7 +37,7 @@ pub struct Escalation(Arc<Mutex<State>>);
 
 impl Escalation {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// From now on no number of signals ends memfold: a program that is no child of it would end with it.

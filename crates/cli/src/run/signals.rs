@@ -7,6 +7,7 @@
 
 use super::escalation::Escalation;
 use super::received::Received;
+use crate::sync::lock;
 use memfold_sys::inherited::{set_ignored, was_ignored};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -16,7 +17,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 /// All that end, stop or notify a process and can be caught, but for those that a fault of memfold's own
@@ -174,8 +175,8 @@ impl Signals {
 }
 
 impl Queue {
-    fn received(&self) -> std::sync::MutexGuard<'_, VecDeque<Received>> {
-        self.received.lock().unwrap_or_else(PoisonError::into_inner)
+    fn received(&self) -> MutexGuard<'_, VecDeque<Received>> {
+        lock(&self.received)
     }
 
     /// Adds the next signal of a source. The lock is held meanwhile: none is in between when stops are forgotten.

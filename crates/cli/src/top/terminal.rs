@@ -1,6 +1,7 @@
 //! The terminal, which is as it was found whenever this process ends or stops.
 
 use crate::run::raise::die_by;
+use crate::sync::lock;
 use memfold_sys::inherited::was_ignored;
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
@@ -11,7 +12,7 @@ use ratatui::crossterm::terminal::{
 };
 use ratatui::{DefaultTerminal, Frame};
 use std::io::{self, stdout};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// What asks this process to end. (Ctrl-C is a key here.)
@@ -36,7 +37,7 @@ struct Turn(Arc<Mutex<()>>);
 
 impl Turn {
     fn take(&self) -> MutexGuard<'_, ()> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 
