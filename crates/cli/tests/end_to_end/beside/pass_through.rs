@@ -274,44 +274,22 @@ fn the_binary_works_when_copied_elsewhere_alone() {
         String::from_utf8_lossy(&output.stderr)
     );
     assert_eq!(output.stdout, b"....");
-    assert_statistics_are_whole(&stats);
+    assert_statistics_are_of_a_run(&stats);
 }
 
-/// The fields that readers of the statistics rely on.
-fn assert_statistics_are_whole(file: &Path) {
+/// They are one JSON object, and those that only a run produces agree.
+fn assert_statistics_are_of_a_run(file: &Path) {
     let text = fs::read_to_string(file).expect("the statistics");
     let stats: serde_json::Value = serde_json::from_str(&text).expect("one JSON object");
-    for name in [
-        "exit_code",
-        "wall_seconds",
-        "peak_resident_bytes",
-        "peak_pool_bytes",
-        "peak_total_bytes",
-        "faults_swap_in",
-        "faults_zero_fill",
-        "faults_cache",
-        "pages_out",
-        "pages_in",
-        "pages_same_filled",
-        "bytes_stored",
-        "bytes_original",
-        "processes",
-        "over_limit_pages",
-        "cpu_seconds",
-    ] {
-        assert!(stats[name].is_number(), "{name} is missing: {text}");
-    }
-    for name in ["limit_bytes", "resident_limit_bytes"] {
-        assert!(stats.get(name).is_some(), "{name} is missing: {text}");
-    }
-    for name in ["p50", "p90", "p99", "max"] {
-        assert!(
-            stats["fault_ns"][name].is_number(),
-            "fault_ns.{name} is missing: {text}"
-        );
-    }
     assert_eq!(stats["resident_limit_bytes"], 16 * MIB);
     let number = |name: &str| stats[name].as_f64().expect("a number");
+    for name in ["wall_seconds", "cpu_seconds", "processes", "pages_out"] {
+        assert!(number(name) > 0.0, "{name}: {text}");
+    }
+    assert!(
+        stats["fault_ns"]["p50"].as_f64() > Some(0.0),
+        "fault_ns.p50: {text}"
+    );
     assert!(
         number("pages_out") * 4096.0 >= number("bytes_original") * 0.5,
         "{text}"
