@@ -44,29 +44,8 @@ pub struct DiskSnapshot {
     pub statistics: DiskStatistics,
 }
 
-/// Connections and time.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Served {
-    /// Clients that came.
-    pub connections: u64,
-    /// Clients for which there was no room.
-    pub refused: u64,
-    /// CPU time of memfold.
-    pub cpu_seconds: f64,
-}
-
 impl DiskStatistics {
-    /// The statistics of a disk.
-    pub fn new(usage: DiskUsage, served: Served) -> DiskStatistics {
-        DiskStatistics {
-            usage,
-            connections: served.connections,
-            connections_refused: served.refused,
-            cpu_seconds: served.cpu_seconds,
-        }
-    }
-
-    /// The same in one line, for the end.
+    /// The statistics in one line, for the end.
     pub fn line(&self) -> String {
         let mut line = format!(
             "{} in use at the end, {} at the peak, of {}; {} of blocks, {} read and {} written",
@@ -130,7 +109,7 @@ mod tests {
         ];
         let report = DiskReport {
             wall_seconds: 1.5,
-            statistics: DiskStatistics::new(DiskUsage::default(), Served::default()),
+            statistics: DiskStatistics::default(),
         };
         let value = serde_json::to_value(&report).unwrap();
         for name in NAMES {

@@ -11,7 +11,7 @@ mod signals;
 
 use crate::address::Address;
 use crate::arguments::ServeArguments;
-use crate::disk_report::{DiskReport, DiskStatistics};
+use crate::disk_report::DiskReport;
 use crate::failure::Failure;
 use crate::format::bytes;
 use crate::messages;
@@ -71,7 +71,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<ExitCode, Failure> {
     let store = remote::open(&arguments.remote)?;
     let disk = Arc::new(disk(arguments, store.as_ref())?);
     let started = Instant::now();
-    let ended = {
+    let clients = {
         let listener = arguments.nbd.as_ref().map(|address| {
             Listener::bind(address, arguments.allow_everybody)
                 .map_err(|error| cannot_listen(address, &error))
@@ -102,7 +102,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<ExitCode, Failure> {
     };
     let report = DiskReport {
         wall_seconds: started.elapsed().as_secs_f64(),
-        statistics: DiskStatistics::new(disk.usage(), ended.now()),
+        statistics: clients.statistics(disk.usage()),
     };
     log::info!("{}", report.statistics.line());
     messages::flush();

@@ -4,11 +4,11 @@ use super::instance_folder::InstanceFolder;
 use super::listener::Listener;
 use super::signals::die_by_next;
 use crate::control::{self, Answer, Command, Executor};
-use crate::disk_report::{DiskSnapshot, DiskStatistics, Served};
+use crate::disk_report::{DiskSnapshot, DiskStatistics};
 use crate::instance::Instance;
 use crate::run::cpu_time::cpu_seconds;
-use memfold_disk::Disk;
 use memfold_disk::nbd::Server;
+use memfold_disk::{Disk, DiskUsage};
 use memfold_pager::MappedSource;
 use nix::sys::signalfd::SignalFd;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -71,11 +71,12 @@ impl Clients {
         }
     }
 
-    /// The same, with the CPU time so far.
-    pub fn now(self) -> Served {
-        Served {
+    /// The statistics of a disk that had these clients, with the CPU time so far.
+    pub fn statistics(self, usage: DiskUsage) -> DiskStatistics {
+        DiskStatistics {
+            usage,
             connections: self.came,
-            refused: self.refused,
+            connections_refused: self.refused,
             cpu_seconds: cpu_seconds(),
         }
     }
@@ -136,7 +137,7 @@ impl Service {
             address: self.place.clone(),
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             connections_now: self.server.connections() as u64,
-            statistics: DiskStatistics::new(self.disk.usage(), clients.now()),
+            statistics: clients.statistics(self.disk.usage()),
         }
         .into()
     }
@@ -169,7 +170,10 @@ mod tests {
         }
         clients.note(Ok(()));
         clients.note(Err(error()));
-        let now = clients.now();
-        assert_eq!((now.connections, now.refused), (2, 1));
+        let statistics = clients.statistics(DiskUsage::default());
+        assert_eq!(
+            (statistics.connections, statistics.connections_refused),
+            (2, 1)
+        );
     }
 }
