@@ -383,7 +383,7 @@ pub fn nothing_runs_as(pid: Option<u32>, hint: &str) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Snapshot, Statistics};
+    use crate::report::{Programs, Snapshot, Statistics};
     use memfold_pager::{Now, Stats};
 
     fn snapshot() -> Snapshot {
@@ -402,7 +402,7 @@ mod tests {
                 ..Now::default()
             },
             programs: Vec::new(),
-            statistics: Statistics::new(&Stats::default(), 0.0, 0),
+            statistics: Statistics::new(&Stats::default(), 0.0, 0, Programs::default()),
         }
     }
 

@@ -29,6 +29,8 @@ pub struct Statistics {
     /// What only the command line knows.
     #[serde(flatten)]
     pub programs: Programs,
+    /// Part of the threads' time, running or waiting for memfold, for which they waited for memfold.
+    pub swapping_share: f64,
 }
 
 /// What the command line knows of the programs of a run.
@@ -45,13 +47,18 @@ pub struct Programs {
     /// The least limit that would have been held; null where the one in force is as large, where only resident memory is
     /// limited, and where there is a swap file or a store.
     pub held_limit_bytes: Option<u64>,
-    /// Part of the threads' time, running or waiting for memfold, for which they waited for memfold.
-    pub swapping_share: f64,
 }
 
 impl Statistics {
-    /// Takes them from the supervisor's.
-    pub fn new(stats: &Stats, cpu_seconds: f64, processes_unmanaged: u64) -> Statistics {
+    /// Takes them from the supervisor's and from what the command line knows.
+    pub fn new(
+        stats: &Stats,
+        cpu_seconds: f64,
+        processes_unmanaged: u64,
+        programs: Programs,
+    ) -> Statistics {
+        let waited = waited(&stats.totals).as_secs_f64();
+        let time = waited + programs.program_cpu_seconds;
         Statistics {
             totals: stats.totals,
             fault_ns: stats.fault_ns,
@@ -60,25 +67,9 @@ impl Statistics {
             exceeded_by_bytes: stats.exceeded_by_bytes,
             cpu_seconds,
             processes_unmanaged,
-            programs: Programs::default(),
+            programs,
+            swapping_share: if time > 0.0 { waited / time } else { 0.0 },
         }
-    }
-
-    /// Adds what the command line knows; the share of swapping is computed here.
-    #[must_use]
-    pub fn with(mut self, programs: Programs) -> Statistics {
-        let waited = self.waited();
-        let time = waited.as_secs_f64() + programs.program_cpu_seconds;
-        let share = if time > 0.0 {
-            waited.as_secs_f64() / time
-        } else {
-            0.0
-        };
-        self.programs = Programs {
-            swapping_share: share,
-            ..programs
-        };
-        self
     }
 
     /// Faults that were served.
@@ -92,11 +83,7 @@ impl Statistics {
 
     /// For how long the programs' threads waited for memfold, in sum.
     pub fn waited(&self) -> Duration {
-        let totals = &self.totals;
-        let waited = totals
-            .swap_in_wait_ns
-            .saturating_add(totals.first_touch_wait_ns);
-        Duration::from_nanos(waited)
+        waited(&self.totals)
     }
 
     /// The limit that the user gave: in all, or of resident memory.
@@ -111,6 +98,13 @@ impl Statistics {
     pub fn is_limit_kept(&self) -> bool {
         self.exceeded_limit_bytes == 0
     }
+}
+
+fn waited(totals: &Totals) -> Duration {
+    let waited = totals
+        .swap_in_wait_ns
+        .saturating_add(totals.first_touch_wait_ns);
+    Duration::from_nanos(waited)
 }
 
 /// What a limit counts.
@@ -275,7 +269,7 @@ mod tests {
             "program_cpu_seconds",
             "swapping_share",
         ];
-        let statistics = Statistics::new(&stats(), 0.5, 3);
+        let statistics = Statistics::new(&stats(), 0.5, 3, Programs::default());
         let report = Report {
             exit_code: Some(7),
             signal: None,
@@ -327,7 +321,7 @@ mod tests {
                 file_bytes: 6,
                 remote_bytes: 7,
             }],
-            statistics: Statistics::new(&stats(), 0.5, 3),
+            statistics: Statistics::new(&stats(), 0.5, 3, Programs::default()),
         };
         let text = serde_json::to_string(&snapshot).unwrap();
         assert_eq!(serde_json::from_str::<Snapshot>(&text).unwrap(), snapshot);

@@ -187,7 +187,7 @@ fn work(snapshot: &Snapshot) -> Vec<(&'static str, String)> {
         Some(limit) => format!("; {} with a limit of {}", at_most(), bytes(limit)),
         None => String::new(),
     };
-    let share = statistics.programs.swapping_share * 100.0;
+    let share = statistics.swapping_share * 100.0;
     let pages = format!(
         "{} out ({} same-filled), {} in, {} recompressed ({} in blocks), {} written to the \
          file",

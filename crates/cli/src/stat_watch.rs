@@ -246,10 +246,15 @@ mod tests {
                 ..Now::default()
             },
             programs: Vec::new(),
-            statistics: Statistics::new(&stats, 0.0, 0).with(Programs {
-                program_cpu_seconds: cpu,
-                ..Programs::default()
-            }),
+            statistics: Statistics::new(
+                &stats,
+                0.0,
+                0,
+                Programs {
+                    program_cpu_seconds: cpu,
+                    ..Programs::default()
+                },
+            ),
         };
         run.into()
     }

@@ -90,7 +90,7 @@ fn time(statistics: &Statistics) -> Option<String> {
     if statistics.totals.pages_out == 0 {
         return None;
     }
-    let percent = statistics.programs.swapping_share * 100.0;
+    let percent = statistics.swapping_share * 100.0;
     let share = match percent {
         share if share < 1.0 => "less than 1%".to_owned(),
         share => format!("{share:.0}%"),
@@ -183,7 +183,7 @@ mod tests {
             exceeded_by_bytes: totals.over_limit_pages * 4096,
             ..Stats::default()
         };
-        let statistics = Statistics::new(&stats, 0.5, 0).with(programs);
+        let statistics = Statistics::new(&stats, 0.5, 0, programs);
         summary("python3", &statistics, SummaryWhen::Auto)
     }
 
@@ -265,7 +265,7 @@ mod tests {
             peak_unmanaged_bytes: 12 * MIB,
             ..Programs::default()
         };
-        let statistics = Statistics::new(&stats, 0.5, 2).with(programs);
+        let statistics = Statistics::new(&stats, 0.5, 2, programs);
         assert_eq!(
             summary("sh", &statistics, SummaryWhen::Auto)[2],
             "not under the limit: 404 MiB of mapped and shared memory, 2 processes with 12.0 MiB"
@@ -283,15 +283,20 @@ mod tests {
             totals: below,
             ..Stats::default()
         };
-        let statistics = Statistics::new(&stats, 0.5, 0).with(Programs {
-            name: Some("nightly".into()),
-            ..cpu(1.0)
-        });
+        let statistics = Statistics::new(
+            &stats,
+            0.5,
+            0,
+            Programs {
+                name: Some("nightly".into()),
+                ..cpu(1.0)
+            },
+        );
         assert_eq!(
             summary("true", &statistics, SummaryWhen::Always),
             ["nightly needed 320 MiB; the limit of 128 MiB was kept"]
         );
-        let statistics = Statistics::new(&stats, 0.5, 0);
+        let statistics = Statistics::new(&stats, 0.5, 0, Programs::default());
         assert_eq!(summary("true", &statistics, SummaryWhen::Never), [""; 0]);
         let short = Totals {
             limit_bytes: 128 * MIB,
@@ -301,7 +306,7 @@ mod tests {
             totals: short,
             ..Stats::default()
         };
-        let statistics = Statistics::new(&stats, 0.0, 0);
+        let statistics = Statistics::new(&stats, 0.0, 0, Programs::default());
         assert_eq!(
             summary("true", &statistics, SummaryWhen::Always),
             ["true ended before its memory was sampled; the limit of 128 MiB was kept"]

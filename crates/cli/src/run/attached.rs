@@ -207,7 +207,6 @@ impl AttachedWatch<'_> {
             peak_unmanaged_bytes: 0,
             comfortable_limit_bytes: self.supervisor.comfortable_limit(cpu),
             held_limit_bytes: self.supervisor.held_limit(),
-            swapping_share: 0.0,
         }
     }
 
@@ -220,7 +219,7 @@ impl AttachedWatch<'_> {
             uptime_seconds: state.started.elapsed().as_secs_f64(),
             now: stats.now,
             programs: self.supervisor.programs(),
-            statistics: Statistics::new(&stats, cpu_seconds(), 0).with(self.programs()),
+            statistics: Statistics::new(&stats, cpu_seconds(), 0, self.programs()),
         }
     }
 }

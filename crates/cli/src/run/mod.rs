@@ -225,7 +225,7 @@ fn hold_to_the_end(
         unmanaged,
         programs,
     } = ended?;
-    let statistics = Statistics::new(&stats, cpu_time::cpu_seconds(), unmanaged).with(programs);
+    let statistics = Statistics::new(&stats, cpu_time::cpu_seconds(), unmanaged, programs);
     let ending = Ending {
         name,
         command,

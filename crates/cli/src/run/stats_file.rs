@@ -221,12 +221,12 @@ fn random() -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Report, Statistics};
+    use crate::report::{Programs, Report, Statistics};
     use memfold_pager::Stats;
     use std::fs;
 
     fn report() -> Report {
-        let statistics = Statistics::new(&Stats::default(), 0.0, 0);
+        let statistics = Statistics::new(&Stats::default(), 0.0, 0, Programs::default());
         Report {
             exit_code: Some(3),
             signal: None,

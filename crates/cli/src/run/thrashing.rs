@@ -95,6 +95,7 @@ fn warning(share: f64, statistics: &Statistics) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::Programs;
 
     const fn spent(waiting: f64, computing: f64) -> Spent {
         Spent { waiting, computing }
@@ -109,7 +110,12 @@ mod tests {
 
     #[test]
     fn the_advice_is_for_the_limit_in_force() {
-        let mut statistics = Statistics::new(&memfold_pager::Stats::default(), 0.0, 0);
+        let mut statistics = Statistics::new(
+            &memfold_pager::Stats::default(),
+            0.0,
+            0,
+            Programs::default(),
+        );
         statistics.totals.resident_limit_bytes = 100 << 20;
         statistics.programs.comfortable_limit_bytes = Some(250 << 20);
         let text = warning(0.9, &statistics);

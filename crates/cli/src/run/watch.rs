@@ -364,7 +364,6 @@ impl Watch<'_> {
             peak_unmanaged_bytes: state.descendants.peak_unmanaged_bytes(),
             comfortable_limit_bytes: self.supervisor.comfortable_limit(cpu),
             held_limit_bytes: self.supervisor.held_limit(),
-            swapping_share: 0.0,
         }
     }
 
@@ -377,8 +376,12 @@ impl Watch<'_> {
             uptime_seconds: state.started.elapsed().as_secs_f64(),
             now: stats.now,
             programs: self.supervisor.programs(),
-            statistics: Statistics::new(&stats, cpu_seconds(), state.descendants.unmanaged())
-                .with(self.programs(state)),
+            statistics: Statistics::new(
+                &stats,
+                cpu_seconds(),
+                state.descendants.unmanaged(),
+                self.programs(state),
+            ),
         }
     }
 }

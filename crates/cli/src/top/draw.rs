@@ -211,7 +211,7 @@ fn sparkline(frame: &mut Frame<'_>, area: Rect, what: &str, history: &[u64], col
 mod tests {
     use super::*;
     use crate::disk_report::{DiskSnapshot, DiskStatistics};
-    use crate::report::{Snapshot, Statistics};
+    use crate::report::{Programs, Snapshot, Statistics};
     use crate::top::mappings::Mapping;
     use memfold_disk::DiskUsage;
     use memfold_pager::{MappingUsage, Now, ProgramUsage, Stats, Totals};
@@ -249,7 +249,7 @@ mod tests {
                 file_bytes: 0,
                 remote_bytes: 0,
             }],
-            statistics: Statistics::new(&stats, 0.5, 0),
+            statistics: Statistics::new(&stats, 0.5, 0, Programs::default()),
         };
         run.into()
     }
