@@ -41,7 +41,7 @@ fn silence_panics_of_executions() {
     }));
 }
 
-/// Executes histories for that time, however many there are, and at least so many, however long they take: a busy
+/// Executes histories for that time, however many there are, and at least `least`, however long they take: a busy
 /// machine gets through fewer. `None` of a seed without such a history.
 fn search_for(least: u64, execute: impl Fn(u64) -> Option<Result<(), Failure>>) {
     silence_panics_of_executions();
@@ -210,13 +210,29 @@ fn check_carried(seed: u64, schedules: u64, bug: Option<Bug>) -> Result<(), Fail
     }
 }
 
-/// One in so many histories has two threads that move memory to where the other one's was.
+/// One in `MOVES_BESIDE` histories has two threads that move memory to where the other one's was.
 const MOVES_BESIDE: u64 = 8;
+
+/// The first steps of a thread: it maps and writes a large and a small area, and lets the large one become managed.
+fn two_areas() -> Vec<Step> {
+    vec![
+        Step::Map(0, AREA_PAGES),
+        Step::Fill(0),
+        Step::Map(1, 2),
+        Step::Fill(1),
+        Step::Rest(0),
+    ]
+}
+
+/// Gives a history threads that map at the same addresses.
+fn share_places_of(history: &mut History, threads: Vec<Vec<Step>>) {
+    history.threads = threads;
+    (history.share_places, history.limit, history.locked) = (true, 13, None);
+}
 
 fn move_beside(history: &mut History) {
     let mover = |area| {
-        let mut steps = vec![Step::Map(0, AREA_PAGES), Step::Fill(0)];
-        steps.extend([Step::Map(1, 2), Step::Fill(1), Step::Rest(0)]);
+        let mut steps = two_areas();
         for _ in 0..4 {
             steps.extend([
                 Step::Move(area, false),
@@ -226,29 +242,25 @@ fn move_beside(history: &mut History) {
         }
         steps
     };
-    history.threads = vec![mover(0), mover(1)];
-    (history.share_places, history.limit, history.locked) = (true, 13, None);
+    share_places_of(history, vec![mover(0), mover(1)]);
 }
 
 /// Two threads unmap memory and map memory there again, which is not registered as yet.
 fn map_anew(history: &mut History) {
-    let mut steps = vec![Step::Map(0, AREA_PAGES), Step::Fill(0)];
-    steps.extend([Step::Map(1, 2), Step::Fill(1), Step::Rest(0)]);
+    let mut steps = two_areas();
     for _ in 0..4 {
         steps.extend([Step::Unmap(0), Step::Map(0, AREA_PAGES), Step::Fill(0)]);
         steps.extend([Step::Unmap(1), Step::Map(1, 2), Step::Fill(1)]);
         steps.extend([Step::Rest(0), Step::Check(0)]);
     }
-    history.threads = vec![steps; 2];
-    (history.share_places, history.limit, history.locked) = (true, 13, None);
+    share_places_of(history, vec![steps; 2]);
 }
 
 /// Two threads move memory to where the other one's was. One has freed it before, and written it again, which raises no
 /// fault.
 fn free_beside(history: &mut History) {
     let mover = |area| {
-        let mut steps = vec![Step::Map(0, AREA_PAGES), Step::Fill(0)];
-        steps.extend([Step::Map(1, 2), Step::Fill(1), Step::Rest(0)]);
+        let mut steps = two_areas();
         for _ in 0..4 {
             if area == 0 {
                 steps.extend([Step::Free(0), Step::Write(0, 0), Step::Write(0, 1)]);
@@ -260,14 +272,12 @@ fn free_beside(history: &mut History) {
         }
         steps
     };
-    history.threads = vec![mover(0), mover(1)];
-    (history.share_places, history.limit, history.locked) = (true, 13, None);
+    share_places_of(history, vec![mover(0), mover(1)]);
 }
 
 /// One thread unmaps memory and maps memory there again, and another moves memory there and away.
 fn move_anew(history: &mut History) {
-    let mut owner = vec![Step::Map(0, AREA_PAGES), Step::Fill(0)];
-    owner.extend([Step::Map(1, 2), Step::Fill(1), Step::Rest(0)]);
+    let mut owner = two_areas();
     let mut mover = Vec::new();
     for _ in 0..4 {
         owner.extend([Step::Unmap(0), Step::Map(0, AREA_PAGES), Step::Fill(0)]);
@@ -275,8 +285,7 @@ fn move_anew(history: &mut History) {
         mover.extend([Step::Map(0, AREA_PAGES), Step::Fill(0), Step::Rest(0)]);
         mover.extend([Step::Move(0, false), Step::Check(0), Step::Unmap(0)]);
     }
-    history.threads = vec![owner, mover];
-    (history.share_places, history.limit, history.locked) = (true, 13, None);
+    share_places_of(history, vec![owner, mover]);
 }
 
 /// Two threads move memory over memory that may be being carried off, and another forks, so that what is to be moved is
