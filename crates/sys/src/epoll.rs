@@ -2,10 +2,11 @@
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 /// An epoll instance. Each descriptor carries a token of the caller's.
@@ -56,6 +57,36 @@ impl Epoll {
     }
 }
 
+/// By which other threads wake one that waits: it has input from a call of `wake` on until `clear`.
+#[derive(Debug)]
+pub struct Wake(OwnedFd);
+
+impl Wake {
+    /// Creates one, close-on-exec, without input.
+    pub fn new() -> io::Result<Wake> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Wake(eventfd(0, flags)?))
+    }
+
+    /// Wakes the thread that waits.
+    pub fn wake(&self) {
+        // Fails only where it has been woken 2^64 times.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+
+    /// Called before looking for what others woke for.
+    pub fn clear(&self) {
+        // Fails only where there is nothing.
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+}
+
+impl AsFd for Wake {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 const ARRIVALS: EventFlags = EventFlags::IN.union(EventFlags::ET);
 
 /// A timeout that `epoll_pwait` can take: whole milliseconds, at most `i32::MAX`. (With others rustix rounds up,
@@ -72,7 +103,6 @@ fn milliseconds(timeout: Duration) -> Timespec {
 mod tests {
     use super::*;
     use std::io::{Read, Write};
-    use std::os::fd::AsFd;
 
     #[test]
     fn arrivals_are_reported_once_unless_reminded() {
@@ -116,5 +146,23 @@ mod tests {
             .wait(&mut ready, Some(Duration::ZERO))
             .expect("it waits");
         assert_eq!(ready, [8], "a hangup is reported, too");
+    }
+
+    #[test]
+    fn a_thread_is_woken_until_it_has_looked() {
+        let (epoll, wake) = (Epoll::new().unwrap(), Wake::new().unwrap());
+        epoll.add(wake.as_fd(), 9).expect("it is new");
+        let mut ready = Vec::new();
+        let mut reported = || {
+            epoll.wait(&mut ready, Some(Duration::ZERO)).unwrap();
+            ready.clone()
+        };
+        wake.clear();
+        assert_eq!(reported(), [0; 0]);
+        wake.wake();
+        wake.wake();
+        assert_eq!((reported(), reported()), (vec![9], vec![9]));
+        wake.clear();
+        assert_eq!(reported(), [0; 0]);
     }
 }

@@ -16,6 +16,7 @@ use crate::supervised::fault::handler::{Listener, serve_space};
 use crate::supervised::fault::message::Resolution;
 use crate::supervised::fault::primitives::wake;
 use crate::supervised::fault::service::FaultService;
+use crate::supervised::fork::expected_children::{Admission, LOOK};
 use crate::supervised::group::{Group, Outlets};
 use crate::supervised::reclaim::batch::HelperPort;
 use crate::supervised::reclaim::crew::Crew;
@@ -171,8 +172,16 @@ impl World {
     /// The child of a prepared fork says hello, and is welcomed. `false` if it is not.
     pub(crate) fn arrive(&self, token: u64, memory: &Arc<Memory>) -> bool {
         let expected = &self.group.expected_children;
-        let Ok(space) = expected.claim(token, Userfaultfd(memory.clone())) else {
+        if expected.arrive(token, Userfaultfd(memory.clone())).is_err() {
             return false;
+        }
+        let arrived = time::Instant::now();
+        let space = loop {
+            match expected.admission(token, arrived.elapsed()) {
+                Admission::NotYet => time::sleep(LOOK),
+                Admission::Forked(space) => break space,
+                Admission::Never(_) => return false,
+            }
         };
         self.attach(&space, memory);
         self.prepare(&space);

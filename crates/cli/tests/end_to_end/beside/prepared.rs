@@ -116,6 +116,23 @@ fn children_forked_beside_moves_see_one_moment() {
     }
 }
 
+/// A program whose threads move memory without a pause after each of its forks keeps its own children waiting alone.
+#[test]
+#[ignore = "takes long: cargo test -- --include-ignored"]
+fn a_programs_forks_delay_no_others() {
+    beside!(&["cc", "sh"]);
+    let script = "\"$0\" stall 24 & sleep 2; \"$0\" fork 12 30; kill $!";
+    let outcome = Program::new("sh")
+        .args(["-c", script])
+        .arg(compiled("forkstall", &["forkstall.c"], &[]))
+        .memfold_options(PREPARED)
+        .timeout(Duration::from_secs(100))
+        .run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    let longest: u64 = outcome.text().trim().parse().expect("all forks succeed");
+    assert!(longest < 2000, "{longest} ms: {}", outcome.errors);
+}
+
 /// Under a filter that memfold has, too, a fork asks the supervisor first, which takes longer.
 #[test]
 fn a_signals_handler_may_fork_at_any_moment_of_a_fork() {

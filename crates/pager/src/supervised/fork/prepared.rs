@@ -106,6 +106,8 @@ impl Reader {
         let mut fork = Granted {
             token: expected.expect(),
             began: Instant::now(),
+            busy_at_go: None,
+            beside_others: Duration::ZERO,
             listed_after: None,
             kept_by_mistake: None,
             listed: Vec::new(),
@@ -119,7 +121,7 @@ impl Reader {
         }
         // However it ended, it kept the gate.
         let expired = &space.prepared.expired;
-        if fork.began.elapsed() > SLOW {
+        if fork.is_slow() {
             expired.fetch_add(1, Ordering::Relaxed);
         } else if is_child {
             expired.store(0, Ordering::Relaxed);
@@ -146,7 +148,11 @@ impl Reader {
         if !self.answer_beside_changes(space, gate, beacon, fork) {
             return Outcome::AskAgain;
         }
-        let Some(uffd) = self.await_child(space, gate, fork) else {
+        let here = self.await_child(space, gate, fork);
+        fork.beside_others = fork.busy_at_go.map_or(Duration::ZERO, |before| {
+            self.group().expected_children.busy().saturating_sub(before)
+        });
+        let Some(uffd) = here else {
             // What was listed last may be outdated, and the thread withholds it.
             let mut doubtful = lock(&space.prepared.doubtful);
             for (start, end) in &fork.listed {
@@ -169,6 +175,9 @@ impl Reader {
             return Outcome::Over;
         };
         *lock(&child.prepared.marked) = std::mem::take(&mut fork.marked);
+        // Else a program would escape by its children, each of which forks once.
+        let expired = space.prepared.expired.load(Ordering::Relaxed) + u32::from(fork.is_slow());
+        child.prepared.expired.store(expired, Ordering::Relaxed);
         if self
             .group()
             .expected_children
@@ -289,6 +298,7 @@ impl Reader {
                     } else {
                         // Nothing is marked while a thread forks: its child has these marks.
                         fork.marked = lock(&space.prepared.marked).clone();
+                        fork.busy_at_go = Some(self.group().expected_children.busy());
                         GO
                     };
                     (is_listed, is_outdated) = (step == LISTED, false);
@@ -305,6 +315,10 @@ impl Reader {
 struct Granted<'a> {
     token: u64,
     began: Instant,
+    /// For how long the thread that admits helpers had been busy when the thread was told to clone, and for how long it was
+    /// between that and the child's hello. That is not the program's doing.
+    busy_at_go: Option<Duration>,
+    beside_others: Duration,
     /// How many changes of mappings were applied when the withheld VMAs were listed; none before the first time.
     listed_after: Option<u32>,
     /// What memory is kept from children by mistake, as the first list found it.
@@ -320,6 +334,11 @@ struct Granted<'a> {
 impl Granted<'_> {
     fn is_overdue(&self) -> bool {
         self.began.elapsed() > CHILD_PATIENCE
+    }
+
+    /// Whether the program itself took long.
+    fn is_slow(&self) -> bool {
+        self.began.elapsed().saturating_sub(self.beside_others) > SLOW
     }
 }
 

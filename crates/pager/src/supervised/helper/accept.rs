@@ -15,8 +15,8 @@ use crate::supervised::helper::pending::{FIRST_TOKEN, PendingPeer, PendingPeers}
 use crate::supervised::kernel::Ports;
 use crate::supervised::util::fd_pressure;
 use crate::time::Instant;
-use memfold_sys::epoll::Epoll;
-use memfold_sys::hello::{Hello, TRACES};
+use memfold_sys::epoll::{Epoll, Wake};
+use memfold_sys::hello::{Hello, TOKEN, TRACES};
 use memfold_sys::is_shortage;
 use memfold_sys::process::{self, Process};
 use memfold_sys::socket;
@@ -29,6 +29,9 @@ use std::time::Duration;
 
 /// Tokens of the listeners; those of address spaces count from 1 and never come near.
 const LISTENERS: [u64; 2] = [0, u64::MAX];
+
+/// Token of what wakes the acceptor.
+const NEWS: u64 = u64::MAX - 1;
 
 /// The listener to which any user can connect.
 const ABSTRACT: usize = 1;
@@ -60,6 +63,17 @@ struct Newcomer {
     descriptors: [Sent; 2],
 }
 
+/// The child of a prepared fork that said hello, and waits for its page states. Its parent's threads decide how long that
+/// takes, so no other peer waits for it.
+#[derive(Debug)]
+pub(crate) struct Arrived {
+    pub peer: Peer,
+    pub user: u32,
+    pub hello: Hello,
+    pub trash: Sent,
+    pub at: Instant,
+}
+
 /// The acceptor's thread.
 pub(crate) struct Acceptor {
     pub(crate) group: Arc<Group>,
@@ -75,6 +89,11 @@ pub(crate) struct Acceptor {
     sockets: HashMap<u64, Connection>,
     pending: PendingPeers<Peer>,
     newcomers: Newcomers<Newcomer>,
+    pub(crate) arrived: Vec<Arrived>,
+    /// Wakes this thread where one of those may have its page states.
+    wake: Arc<Wake>,
+    /// Since when it has not listened, as far as that is not counted yet.
+    busy_since: Instant,
     /// How many strangers of a user were looked at since the last sweep.
     looks: HashMap<u32, u32>,
     own_user: u32,
@@ -101,6 +120,10 @@ impl Acceptor {
         for (listener, token) in listeners.iter().zip(LISTENERS) {
             epoll.add(listener.as_fd(), token)?;
         }
+        let wake = Arc::new(Wake::new()?);
+        epoll.add(wake.as_fd(), NEWS)?;
+        let waking = wake.clone();
+        group.expected_children.set_wake(move || waking.wake());
         Ok(Acceptor {
             group,
             handlers,
@@ -115,6 +138,9 @@ impl Acceptor {
             sockets: HashMap::new(),
             pending: PendingPeers::new(descriptors),
             newcomers: Newcomers::new(),
+            arrived: Vec::new(),
+            wake,
+            busy_since: Instant::now(),
             looks: HashMap::new(),
             own_user,
             short_since: None,
@@ -133,11 +159,15 @@ impl Acceptor {
                 0 => Duration::from_millis(500),
                 _ => newcomers::PAUSE,
             };
+            self.note_busy();
             if self.epoll.wait(&mut ready, Some(longest)).is_err() {
                 crate::time::sleep(Duration::from_millis(1));
             }
+            self.busy_since = Instant::now();
             for token in ready.iter().filter(|token| !LISTENERS.contains(token)) {
-                if *token >= FIRST_TOKEN {
+                if *token == NEWS {
+                    self.wake.clear();
+                } else if *token >= FIRST_TOKEN {
                     self.hear(*token);
                 } else {
                     self.see_off(*token);
@@ -148,6 +178,7 @@ impl Acceptor {
                     self.let_in(listener);
                 }
             }
+            self.admit_arrived();
             if let Some(newcomer) = self.newcomers.next(self.look_for_room()) {
                 self.admit_or_warn(newcomer);
             }
@@ -172,6 +203,15 @@ impl Acceptor {
                 }
             }
         }
+    }
+
+    /// Counts the time since this thread listened last.
+    pub(crate) fn note_busy(&mut self) {
+        let now = Instant::now();
+        let since = std::mem::replace(&mut self.busy_since, now);
+        self.group
+            .expected_children
+            .note_busy(now.duration_since(since));
     }
 
     fn let_in(&mut self, listener: usize) {
@@ -385,7 +425,8 @@ impl Acceptor {
         /// What the supervisor has by itself, at most, and for each program and peer.
         const OWN: usize = 256;
         const EACH: usize = 16;
-        let peers = self.group.space_count() + self.pending.len() + self.newcomers.len();
+        let waiting = self.pending.len() + self.newcomers.len() + self.arrived.len();
+        let peers = self.group.space_count() + waiting;
         let known = OWN + EACH * peers + self.discard.len();
         if most_descriptors().is_none_or(|limit| limit > 2 * known as u64) {
             return true;
@@ -428,13 +469,26 @@ impl Acceptor {
             peer.is_lent = true;
             return self.expect(peer);
         }
+        let (peer, descriptors) = (peer.identity, descriptors?);
+        if hello.inherited & TOKEN != 0 {
+            let [own, trash] = descriptors;
+            let at = Instant::now();
+            let arrived = Arrived {
+                peer,
+                user,
+                hello,
+                trash,
+                at,
+            };
+            return self.await_page_states(arrived, own);
+        }
         // A program that the supervisor has start its helper has its memory already, and is traced meanwhile.
         let is_new = hello.inherited == 0 && hello.relative == 0 && !self.guests.is_tracing();
         let newcomer = Newcomer {
-            peer: peer.identity,
+            peer,
             user,
             hello,
-            descriptors: descriptors?,
+            descriptors,
         };
         let admitted = if is_new {
             self.newcomers.add(self.look_for_room(), newcomer)
@@ -458,20 +512,28 @@ impl Acceptor {
 
     fn admit_or_warn(&mut self, newcomer: Newcomer) {
         let process = newcomer.peer.process.clone();
-        let admitted = self
-            .admit(
-                newcomer.peer,
-                newcomer.user,
-                &newcomer.hello,
-                newcomer.descriptors,
-            )
-            .and_then(|(id, connection)| {
-                self.epoll.add(connection.as_fd(), id)?;
-                self.sockets.insert(id, connection);
-                Ok(())
-            });
-        if let Err(error) = admitted {
-            self.warn_unless_gone(&process, &error);
+        let admitted = self.admit(
+            newcomer.peer,
+            newcomer.user,
+            &newcomer.hello,
+            newcomer.descriptors,
+        );
+        self.watch_or_warn(&process, admitted);
+    }
+
+    /// Watches the connection of a program that was admitted.
+    pub(crate) fn watch_or_warn(
+        &mut self,
+        process: &Process,
+        admitted: io::Result<(u64, Connection)>,
+    ) {
+        let watched = admitted.and_then(|(id, connection)| {
+            self.epoll.add(connection.as_fd(), id)?;
+            self.sockets.insert(id, connection);
+            Ok(())
+        });
+        if let Err(error) = watched {
+            self.warn_unless_gone(process, &error);
         }
     }
 

@@ -18,7 +18,8 @@
 //! Memory of another process cannot pass: a process that fills its own with the expected bytes has shown its own.
 
 use crate::page::{PageRange, VirtualPage};
-use crate::supervised::helper::accept::Acceptor;
+use crate::supervised::fork::expected_children::Admission;
+use crate::supervised::helper::accept::{Acceptor, Arrived};
 use crate::supervised::helper::discard::{Connection, Sent};
 use crate::supervised::helper::peer::Peer;
 use crate::supervised::helper::takeover::PROOF_PAGES;
@@ -67,6 +68,21 @@ fn arena_of(layout: &Layout) -> Arena {
     }
 }
 
+/// Where a peer's helper has its memory, and which thread of the peer's it is.
+fn helper_of(peer: &Peer, hello: &Hello) -> io::Result<(Layout, i32)> {
+    let layout = hello
+        .layout()
+        .ok_or_else(|| invalid("its helper named addresses that cannot be"))?;
+    let thread = peer
+        .process
+        .thread_by_own_number(hello.thread)
+        .ok_or_else(|| invalid("its helper is none of its threads"))?;
+    if thread == peer.process.pid() {
+        return Err(invalid("its helper is its main thread"));
+    }
+    Ok((layout, thread))
+}
+
 impl Acceptor {
     /// Admits a program. Returns its number, and the connection by which its end is noticed.
     pub(crate) fn admit(
@@ -76,61 +92,113 @@ impl Acceptor {
         hello: &Hello,
         [own, trash]: [Sent; 2],
     ) -> io::Result<(u64, Connection)> {
-        let layout = hello
-            .layout()
-            .ok_or_else(|| invalid("its helper named addresses that cannot be"))?;
-        let arena = arena_of(&layout);
-        let thread = peer
-            .process
-            .thread_by_own_number(hello.thread)
-            .ok_or_else(|| invalid("its helper is none of its threads"))?;
-        if thread == peer.process.pid() {
-            return Err(invalid("its helper is its main thread"));
-        }
+        let helper = helper_of(&peer, hello)?;
+        let (layout, thread) = &helper;
         let is_child = hello.inherited != 0;
-        let is_prepared = hello.inherited & TOKEN != 0;
-        let prepares_forks = self.group.resources.prepares_forks();
-        let (space, inspector) = if is_prepared {
-            let space = self.expected(hello.inherited, own, user)?;
-            (
-                space.clone(),
-                peer.inspect(thread, Some(&space), prepares_forks),
-            )
-        } else if is_child {
-            let (space, inspector) = self.claimed(hello.inherited, &peer, thread, arena.beacon)?;
-            (space, Ok(inspector))
+        let (space, inspector) = if is_child {
+            let beacon = arena_of(layout).beacon;
+            self.claimed(hello.inherited, &peer, *thread, beacon)?
         } else {
-            let inspector = peer.inspect(thread, None, prepares_forks)?;
+            let prepares_forks = self.group.resources.prepares_forks();
+            let inspector = peer.inspect(*thread, None, prepares_forks)?;
             let space = self.newcomer(own, &peer, user, hello.relative)?;
-            (space, Ok(inspector))
+            (space, inspector)
         };
-        let admitted = inspector.and_then(|inspector| {
-            prove(&space, &inspector, &layout, &trash)?;
-            space.helper.store(hello.thread as u32, Ordering::Relaxed);
-            // What was proved took time: the number of a thread that has ended may be another process's by now.
-            if peer.process.state(thread).is_some() {
-                // Beside a busy real-time thread that made it, on a CPU of its own, it would get no time.
-                make_ordinary(thread);
-                if user == process::own_user() {
-                    // Its commands are short and make room: it must not queue behind threads that wait for room.
-                    set_nice_of(thread, -10);
-                }
-            }
-            self.attach_helper(&space, inspector, arena, &peer, hello)
-        });
-        if let Err(error) = admitted {
-            if is_prepared {
-                // The page states of its parent were for it alone.
-                self.handlers.forget(&space);
-                self.group.dismiss(&space);
-            }
-            if is_prepared || !is_child {
-                // Its userfaultfd goes with it.
-                self.discard.drop_later(user, Box::new(space));
-            }
-            return Err(error);
+        let admitted = self.admit_as(&space, inspector, (&peer, user), (hello, helper), &trash);
+        if admitted.is_err() && !is_child {
+            // Its userfaultfd goes with it.
+            self.discard.drop_later(user, Box::new(space.clone()));
         }
-        Ok((space.id, peer.connection))
+        admitted.map(|()| (space.id, peer.connection))
+    }
+
+    /// The child of a prepared fork is admitted once it has its parent's page states. Its token is known to its parent
+    /// and to it, and good for one hello; like any peer it has yet to prove that the userfaultfd is its own.
+    pub(crate) fn await_page_states(&mut self, child: Arrived, own: Sent) -> io::Result<()> {
+        helper_of(&child.peer, &child.hello)?;
+        borrow(&own).api(self.features(FEATURES_WITHOUT_FORKS))?;
+        // Up to here others were seen to, for which its parent is not to account.
+        self.note_busy();
+        let expected = &self.group.expected_children;
+        if let Err(unused) = expected.arrive(child.hello.inherited, own.keep().into()) {
+            self.discard.drop_later(child.user, Box::new(unused));
+            return Err(invalid("its parent did not fork, or too long ago"));
+        }
+        self.arrived.push(child);
+        Ok(())
+    }
+
+    /// Admits those that have their page states by now.
+    pub(crate) fn admit_arrived(&mut self) {
+        let mut next = 0;
+        while let Some(child) = self.arrived.get(next) {
+            let expected = &self.group.expected_children;
+            let admission = expected.admission(child.hello.inherited, child.at.elapsed());
+            if matches!(admission, Admission::NotYet) {
+                next += 1;
+                continue;
+            }
+            let child = self.arrived.swap_remove(next);
+            let process = child.peer.process.clone();
+            let admitted = match admission {
+                Admission::Forked(space) => self.admit_forked(space, child),
+                Admission::Never(unused) => {
+                    if let Some(unused) = unused {
+                        self.discard.drop_later(child.user, Box::new(unused));
+                    }
+                    Err(invalid(
+                        "its parent's page states could not be copied in time",
+                    ))
+                }
+                Admission::NotYet => return,
+            };
+            self.watch_or_warn(&process, admitted);
+        }
+    }
+
+    fn admit_forked(
+        &self,
+        space: Arc<AddressSpace>,
+        child: Arrived,
+    ) -> io::Result<(u64, Connection)> {
+        let (peer, hello) = (child.peer, &child.hello);
+        let admitted = helper_of(&peer, hello).and_then(|helper| {
+            let inspector = peer.inspect(helper.1, Some(&space), true)?;
+            let peer = (&peer, child.user);
+            self.admit_as(&space, inspector, peer, (hello, helper), &child.trash)
+        });
+        let id = space.id;
+        if admitted.is_err() {
+            // The page states of its parent were for it alone.
+            self.handlers.forget(&space);
+            self.group.dismiss(&space);
+            // Its userfaultfd goes with it.
+            self.discard.drop_later(child.user, Box::new(space));
+        }
+        admitted.map(|()| (id, peer.connection))
+    }
+
+    /// Has a peer prove that an address space is its own.
+    fn admit_as(
+        &self,
+        space: &Arc<AddressSpace>,
+        inspector: Inspector,
+        (peer, user): (&Peer, u32),
+        (hello, (layout, thread)): (&Hello, (Layout, i32)),
+        trash: &Sent,
+    ) -> io::Result<()> {
+        prove(space, &inspector, &layout, trash)?;
+        space.helper.store(hello.thread as u32, Ordering::Relaxed);
+        // What was proved took time: the number of a thread that has ended may be another process's by now.
+        if peer.process.state(thread).is_some() {
+            // Beside a busy real-time thread that made it, on a CPU of its own, it would get no time.
+            make_ordinary(thread);
+            if user == process::own_user() {
+                // Its commands are short and make room: it must not queue behind threads that wait for room.
+                set_nice_of(thread, -10);
+            }
+        }
+        self.attach_helper(space, inspector, arena_of(&layout), peer, hello)
     }
 
     /// The peer has proved its identity: its address space is served, and the helper welcomed.
@@ -246,22 +314,6 @@ impl Acceptor {
         } else {
             Err(invalid("it claims memory of another process"))
         }
-    }
-
-    /// The address space of the child of a prepared fork. Its token is known to its parent and to it, and good for one
-    /// hello; like any peer it has yet to prove that the userfaultfd is its own.
-    fn expected(&self, token: u64, uffd: Sent, user: u32) -> io::Result<Arc<AddressSpace>> {
-        borrow(&uffd).api(self.features(FEATURES_WITHOUT_FORKS))?;
-        let claimed = self
-            .group
-            .expected_children
-            .claim(token, uffd.keep().into());
-        claimed.map_err(|unused| {
-            if let Some(unused) = unused {
-                self.discard.drop_later(user, Box::new(unused));
-            }
-            invalid("its parent did not fork, or too long ago")
-        })
     }
 
     /// What is asked for of a userfaultfd: these features, and what tracking accesses takes.
