@@ -1,4 +1,5 @@
-/* A forked child uses addresses at which its parent had memory that is kept from children.
+/* A forked child uses addresses at which its parent had memory that is kept from children. Another lacks what its
+ * parent keeps from it where other memory was moved away from.
  *
  *   dontfork MEGABYTES GROWTH [KEPT]
  *
@@ -34,6 +35,31 @@ static void live_as_child(uint64_t *memory, uint64_t *kept, size_t pages, size_t
     _exit(0);
 }
 
+/* Memory is moved, and what children must not see takes its place. */
+static void keep_in_place_of(uint64_t *memory, size_t pages)
+{
+    uint64_t *moved = map_pages(pages);
+    if (mremap(memory, pages * PAGE, pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, moved) != moved)
+        _exit(2);
+    /* Not touched before it is kept from children. */
+    uint64_t *secret = mmap(memory, pages * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    if (secret != memory || madvise(secret, pages * PAGE, MADV_DONTFORK) ||
+        mprotect(secret, pages * PAGE, PROT_READ | PROT_WRITE))
+        _exit(2);
+    stamp_pages(secret, 0, pages, 7);
+    pid_t child = fork();
+    if (child == 0) {
+        verify_pages("moved", moved, 0, pages, 1);
+        _exit(*(volatile uint64_t *)secret == 0 ? 3 : 4);
+    }
+    int status;
+    if (waitpid(child, &status, 0) != child || !WIFSIGNALED(status) || WTERMSIG(status) != SIGSEGV) {
+        say("MISMATCH a child has what is kept from it: status %x\n", status);
+        _exit(1);
+    }
+    verify_pages("secret", secret, 0, pages, 7);
+}
+
 int main(int count, char **arguments)
 {
     if (count != 3 && count != 4)
@@ -62,6 +88,7 @@ int main(int count, char **arguments)
     }
     verify_pages("kept", kept, 0, kept_pages, 1);
     verify_pages("parent's", memory, 0, pages, 1);
+    keep_in_place_of(memory, pages / 2);
     say("dontfork ok\n");
     return 0;
 }

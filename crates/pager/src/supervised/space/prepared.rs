@@ -178,7 +178,8 @@ impl Prepared {
         }
     }
 
-    /// Memory was moved, and is withheld where it is now, too. (Where it was may be something else, or empty.)
+    /// Memory was moved, and is withheld where it is now. The program may map what it keeps from children itself where it
+    /// was. (What moved in another order than was guessed is found by its mark: [`Prepared::note_concurrent`].)
     pub(crate) fn note_move(&self, from: PageRange, to: VirtualPage, stays: bool) {
         let target = from.moved(from.start, to);
         let beside_fork = self.beside_fork.load(Ordering::Relaxed);
@@ -200,12 +201,61 @@ impl Prepared {
         }
         drop(marked);
         let mut withheld = lock(&self.withheld);
-        for part in withheld.covered(from) {
+        let parts = withheld.covered(from);
+        withheld.remove(target);
+        if !stays {
+            withheld.remove(from);
+        }
+        for part in parts {
             let part = part.moved(from.start, to);
             withheld.add(part);
             if beside_fork {
                 lock(&self.moved).add(part);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::page::range;
+
+    fn withheld(prepared: &Prepared, ranges: &[PageRange]) {
+        for range in ranges {
+            lock(&prepared.withheld).add(*range);
+            prepared.note_marked(*range, 0);
+        }
+    }
+
+    #[test]
+    fn what_is_mapped_where_memory_was_moved_away_is_not_withheld() {
+        let prepared = Prepared::default();
+        withheld(&prepared, &[range(10, 20), range(40, 50)]);
+        // The second part of the target was something else.
+        prepared.note_move(range(12, 18), VirtualPage(44), false);
+        for known in [&prepared.withheld, &prepared.marked] {
+            let expected = [range(10, 12), range(18, 20), range(40, 50)];
+            assert_eq!(lock(known).ranges(), expected);
+        }
+        prepared.note_move(range(30, 34), VirtualPage(46), false);
+        let expected = [range(10, 12), range(18, 20), range(40, 46)];
+        assert_eq!(lock(&prepared.withheld).ranges(), expected);
+        prepared.note_move(range(10, 12), VirtualPage(60), true);
+        let expected = [range(10, 12), range(18, 20), range(40, 46), range(60, 62)];
+        assert_eq!(lock(&prepared.withheld).ranges(), expected);
+    }
+
+    #[test]
+    fn a_program_that_moves_memory_again_and_again_takes_no_more_of_memfolds() {
+        let prepared = Prepared::default();
+        withheld(&prepared, &[range(0, 1)]);
+        for place in 0..100_000 {
+            let from = range(2 * place, 2 * place + 1);
+            prepared.note_move(from, VirtualPage(2 * place + 2), false);
+        }
+        let withheld = lock(&prepared.withheld);
+        assert_eq!(withheld.ranges().len(), 1);
+        assert_eq!(withheld.ranges()[0], range(200_000, 200_001));
     }
 }
