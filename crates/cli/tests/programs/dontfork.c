@@ -39,6 +39,7 @@ static void live_as_child(uint64_t *memory, uint64_t *kept, size_t pages, size_t
 static void keep_in_place_of(uint64_t *memory, size_t pages)
 {
     uint64_t *moved = map_pages(pages);
+    munmap(moved, pages * PAGE);
     if (mremap(memory, pages * PAGE, pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, moved) != moved)
         _exit(2);
     /* Not touched before it is kept from children. */

@@ -18,13 +18,15 @@ fn what_fills_a_gap_while_it_is_taken_over_is_not_lost() {
 #[test]
 fn a_child_uses_what_was_kept_from_it() {
     beside!(&["cc"]);
-    let program = Program::new(compiled("dontfork", &["dontfork.c"], &[])).args(["24", "40"]);
-    // Managed, but with nothing out as it forks, and with much out.
-    for limit in [32 * MIB, 16 * MIB] {
-        let outcome = program.clone().run(Limits::Resident(limit));
+    let program = Program::new(compiled("dontfork", &["dontfork.c"], &[]));
+    // Managed, but with nothing out as it forks, with much out, and with most of what is kept out.
+    let few = &["24", "40"][..];
+    for (arguments, limit) in [(few, 32), (few, 16), (&["48", "8", "40"], 16)] {
+        let program = program.clone().args(arguments);
+        let outcome = program.run(Limits::Resident(limit * MIB));
         outcome.assert_success();
         assert_eq!(outcome.text(), "dontfork ok\n");
-        outcome.assert_swapped(80 * MIB);
+        outcome.assert_swapped(48 * MIB);
     }
 }
 

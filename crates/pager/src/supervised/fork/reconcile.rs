@@ -248,8 +248,11 @@ impl AddressSpace {
         marked: Option<&RangeSet>,
     ) -> bool {
         let managed = self.managed_or_out(gate);
+        let mut known = managed.clone();
+        // What a fork wipes, as it does the beacon, holds nothing that was moved there.
+        known.add_all(&mappings.wiped);
         let unknown = mappings.usable.ranges().iter();
-        let unknown = unknown.flat_map(|range| managed.uncovered(*range));
+        let unknown = unknown.flat_map(|range| known.uncovered(*range));
         let Some(shortest) = unknown.map(PageRange::pages).min() else {
             return false;
         };
