@@ -61,6 +61,28 @@ static void keep_in_place_of(uint64_t *memory, size_t pages)
     verify_pages("secret", secret, 0, pages, 7);
 }
 
+/* What has just grown is registered by then, and not managed yet. */
+static void fork_as_memory_grows(void)
+{
+    size_t pages = 256, more = 64;
+    uint64_t *memory = map_pages(pages + more);
+    munmap(memory + pages * WORDS, more * PAGE);
+    stamp_pages(memory, 0, pages, 1);
+    usleep(100000);
+    if (mremap(memory, pages * PAGE, (pages + more) * PAGE, 0) != memory)
+        _exit(2);
+    pid_t child = fork();
+    if (child == 0) {
+        verify_pages("grown", memory, 0, pages, 1);
+        _exit(0);
+    }
+    int status;
+    if (waitpid(child, &status, 0) != child || status != 0) {
+        say("MISMATCH a child of a program that has grown ended with status %x\n", status);
+        _exit(1);
+    }
+}
+
 int main(int count, char **arguments)
 {
     if (count != 3 && count != 4)
@@ -87,6 +109,7 @@ int main(int count, char **arguments)
         say("MISMATCH child %d ended with status %x\n", (int)child, status);
         return 1;
     }
+    fork_as_memory_grows();
     verify_pages("kept", kept, 0, kept_pages, 1);
     verify_pages("parent's", memory, 0, pages, 1);
     keep_in_place_of(memory, pages / 2);

@@ -51,7 +51,8 @@ impl AddressSpace {
         if self.inspector().is_none() && self.depends_on_mappings() {
             return self.wait_unfound();
         }
-        self.reconcile();
+        let parent = self.fork.ancestors.last().and_then(|id| group.space(*id));
+        self.reconcile(parent.as_deref());
         let awaits = lock(&self.fork.inheritance).is_some();
         self.fork.awaits_comparison.store(awaits, Ordering::Relaxed);
         Identified::Yes

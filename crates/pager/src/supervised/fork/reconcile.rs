@@ -87,8 +87,8 @@ impl AddressSpace {
         managed.iter().all(is_marked) && managed.into_iter().all(|range| self.adopt(range))
     }
 
-    /// Reconciles the page states of a child with its mappings, once, while the child waits.
-    pub(crate) fn reconcile(&self) {
+    /// Reconciles the page states of a child with its mappings, once, while the child waits. Its parent may be gone.
+    pub(crate) fn reconcile(&self, parent: Option<&AddressSpace>) {
         let mut inheritance = lock(&self.fork.inheritance);
         let Some(inspector) = self.inspector() else {
             return;
@@ -139,7 +139,7 @@ impl AddressSpace {
         } else {
             self.managed_or_out(&gate)
         };
-        let mut parent = ParentMappings {
+        let mut before = ParentMappings {
             registered,
             resident: RangeSet::default(),
         };
@@ -147,7 +147,7 @@ impl AddressSpace {
             self.kill_program("its memory cannot be registered after a fork");
             return;
         };
-        let is_clear = apply_contained(&inheritance, self, &gate, (&mut parent, &mut mappings));
+        let is_clear = apply_contained(&inheritance, self, &gate, (&mut before, &mut mappings));
         #[cfg(simulated)]
         if !inheritance.history.is_empty() {
             self.uffd().0.note_compared(is_clear);
@@ -158,8 +158,8 @@ impl AddressSpace {
                  child's mappings do not show whether it has it before or after; fork while no thread calls mremap",
             );
         }
-        let may_be_in_child = is_prepared.then_some(&parent.registered);
-        self.kill_if_unknown(&gate, &mappings, may_be_in_child);
+        let may_be_in_child = is_prepared.then_some(&before.registered);
+        self.kill_if_unknown(&gate, &mappings, (may_be_in_child, parent));
         self.sampling.rescan.store(true, Ordering::Relaxed);
         for gone in mappings.registered.uncovered(PageTable::everything()) {
             self.apply_unmap(&gate, gone);
@@ -208,9 +208,14 @@ impl AddressSpace {
         &self,
         gate: &Exclusive<'_>,
         mappings: &ChildMappings,
-        marked: Option<&RangeSet>,
+        (marked, parent): (Option<&RangeSet>, Option<&AddressSpace>),
     ) {
-        if !Bug::UnreadMovesIgnored.is_back() && self.may_have_moved(gate, mappings, marked) {
+        let missing = self.may_have_moved(gate, mappings, marked);
+        // What memfold withholds shows as if the program kept it.
+        let keeps =
+            |parent: &AddressSpace| marked.is_none() && parent.keeps_from_children(&missing);
+        let is_unknown = !missing.is_empty() && !parent.is_some_and(keeps);
+        if is_unknown && !Bug::UnreadMovesIgnored.is_back() {
             self.kill_program(
                 "its parent was killed while one of its threads moved memory and another forked, so memfold \
                  does not know where the child has its paged-out pages",
@@ -238,27 +243,33 @@ impl AddressSpace {
 }
 
 impl AddressSpace {
-    /// Whether the child may contain a move whose event was never raised: a thread that is killed before its
-    /// event is read takes it along. Then registered memory is not managed, and in a range at least as long
-    /// pages that are paged out are not mapped. Where the fork was prepared, only what was `marked` can be in the child.
+    /// What the child may have elsewhere by a move whose event was never raised: a thread that is killed before its
+    /// event is read takes it along. Then pages that are paged out are not mapped. Where they are cannot be told: the
+    /// mapping may have grown in the move, have other rights by now, or be in place of another. Where the fork was prepared, only
+    /// what was `marked` can be in the child.
     fn may_have_moved(
         &self,
         gate: &Exclusive<'_>,
         mappings: &ChildMappings,
         marked: Option<&RangeSet>,
-    ) -> bool {
+    ) -> Vec<PageRange> {
         let managed = self.managed_or_out(gate);
-        let mut known = managed.clone();
-        // What a fork wipes, as it does the beacon, holds nothing that was moved there.
-        known.add_all(&mappings.wiped);
-        let unknown = mappings.usable.ranges().iter();
-        let unknown = unknown.flat_map(|range| known.uncovered(*range));
-        let Some(shortest) = unknown.map(PageRange::pages).min() else {
+        let unmapped = marked.unwrap_or(&managed).ranges().iter();
+        let unmapped = unmapped.flat_map(|range| mappings.registered.uncovered(*range));
+        unmapped
+            .filter(|range| is_any_swapped(gate, *range))
+            .collect()
+    }
+
+    /// Whether a program that lives keeps all of these ranges from its children (`MADV_DONTFORK`).
+    fn keeps_from_children(&self, ranges: &[PageRange]) -> bool {
+        let Some(Ok(areas)) = self.inspector().map(|one| one.kept_from_children()) else {
             return false;
         };
-        let unmapped = marked.unwrap_or(&managed).ranges().iter();
-        let mut unmapped = unmapped.flat_map(|range| mappings.registered.uncovered(*range));
-        unmapped.any(|range| is_any_swapped(gate, range) && range.pages() >= shortest)
+        let areas = areas.iter().filter(|area| area.is_registered);
+        let areas = areas.map(|area| PageRange::of_addresses(area.start, area.end));
+        let kept: RangeSet = areas.collect();
+        ranges.iter().all(|range| kept.covered(*range) == [*range])
     }
 
     /// Whether pages are paged out where the child of a prepared fork has memory without a mark; `None` if that cannot be
