@@ -5,7 +5,11 @@
 use memfold::{Memfold, Mode, Password, Region, RemoteOptions, Stats};
 use memfold_testing::store::{StoreServer, has_store, store_programs};
 use memfold_testing::{Random, skip};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
@@ -19,9 +23,25 @@ fn folder() -> Option<tempfile::TempDir> {
     Some(tempfile::tempdir().unwrap())
 }
 
+/// The store's port, for a test that runs in a process of its own.
+const PORT: &str = "MEMFOLD_TEST_STORE_PORT";
+
+/// Runs a test in a process of its own.
+fn alone(test: &str, server: &StoreServer) -> Output {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(PORT, server.port.to_string())
+        .output()
+        .unwrap()
+}
+
+fn options_of(port: impl std::fmt::Display) -> RemoteOptions {
+    let address = format!("valkey://127.0.0.1:{port}");
+    RemoteOptions::new(address.parse().unwrap())
+}
+
 fn options(server: &StoreServer) -> RemoteOptions {
-    let address = format!("valkey://127.0.0.1:{}", server.port);
-    let mut options = RemoteOptions::new(address.parse().unwrap());
+    let mut options = options_of(server.port);
     options.patience = Duration::from_secs(20);
     options
 }
@@ -197,11 +217,9 @@ fn a_store_that_hangs_delays_and_one_that_is_full_keeps_pages_here() {
 
 #[test]
 fn a_program_whose_pages_are_lost_is_aborted() {
-    const CHILD: &str = "MEMFOLD_TEST_STORE_PORT";
     let Some(folder) = folder() else { return };
-    if let Ok(port) = std::env::var(CHILD) {
-        let address = format!("valkey://127.0.0.1:{port}");
-        let options = RemoteOptions::new(address.parse().unwrap());
+    if let Ok(port) = std::env::var(PORT) {
+        let options = options_of(&port);
         let memfold = Memfold::builder()
             .limit(24 << 20)
             .remote(options)
@@ -210,9 +228,7 @@ fn a_program_whose_pages_are_lost_is_aborted() {
         let mut region = memfold.map(64 * MIB).unwrap();
         fill(&mut region);
         let address = ["-p", &port, "FLUSHALL"];
-        let flushed = std::process::Command::new(store_programs()[1])
-            .args(address)
-            .status();
+        let flushed = Command::new(store_programs()[1]).args(address).status();
         assert!(flushed.unwrap().success());
         (0..region.len() / PAGE).for_each(|page| assert_page(&region, page));
         return;
@@ -221,22 +237,63 @@ fn a_program_whose_pages_are_lost_is_aborted() {
         return;
     }
     let server = StoreServer::start(folder.path(), &[]);
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "a_program_whose_pages_are_lost_is_aborted",
-            "--nocapture",
-        ])
-        .env(CHILD, server.port.to_string())
-        .output()
-        .unwrap();
+    let output = alone("a_program_whose_pages_are_lost_is_aborted", &server);
     let errors = String::from_utf8_lossy(&output.stderr);
-    use std::os::unix::process::ExitStatusExt;
     assert_eq!(output.status.signal(), Some(6), "{errors}");
     assert!(
         errors.contains("cannot swap in a page of a region"),
         "{errors}"
     );
+}
+
+/// The numbers of closed descriptors are the program's next files: these are not touched, and not closed.
+#[test]
+fn reused_descriptors_are_left_alone() {
+    let Some(folder) = folder() else { return };
+    if let Ok(port) = std::env::var(PORT) {
+        return reuse_descriptors(options_of(port));
+    }
+    if modes().is_empty() {
+        return;
+    }
+    let server = StoreServer::start(folder.path(), &[]);
+    let output = alone("reused_descriptors_are_left_alone", &server);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    assert_eq!(server.ask(&["DBSIZE"]), "0", "{errors}");
+}
+
+fn reuse_descriptors(options: RemoteOptions) {
+    let builder = Memfold::builder().limit(24 << 20).mode(Mode::Signal);
+    let memfold = builder.remote(options).build().unwrap();
+    let mut region = memfold.map(64 * MIB).unwrap();
+    fill(&mut region);
+    // Nothing is sent once the pool has its share.
+    let out = || memfold.remote_usage().unwrap().pages_out;
+    let mut before = 0;
+    while out() == 0 || out() != before {
+        before = out();
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    // SAFETY: numbers only; what is closed is memfold's.
+    unsafe { libc::close_range(3, u32::MAX, 0) };
+    let bytes = [0xff; PAGE];
+    let file = tempfile::tempfile().unwrap();
+    file.write_all_at(&bytes, 0).unwrap();
+    let numbers = file.as_raw_fd()..64;
+    for number in numbers.clone() {
+        // SAFETY: numbers only; all but the file's own are closed.
+        unsafe { libc::dup2(file.as_raw_fd(), number) };
+    }
+    // Has the store remove them, by another connection.
+    drop((region, memfold));
+    // SAFETY: numbers only.
+    let is_open = |number| unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
+    assert!(numbers.into_iter().all(is_open), "closed");
+    assert_eq!(file.metadata().unwrap().len(), PAGE as u64);
+    let mut found = [0; PAGE];
+    file.read_exact_at(&mut found, 0).unwrap();
+    assert_eq!(found, bytes);
 }
 
 #[test]

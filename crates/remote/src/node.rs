@@ -156,8 +156,10 @@ impl Node {
     fn connection(&self, deadline: Instant) -> Result<(Connection, Option<Probe<'_>>), Failure> {
         let probe = {
             let mut state = self.state();
-            if let Some(connection) = state.idle.pop() {
-                return Ok((connection, None));
+            while let Some(mut connection) = state.idle.pop() {
+                if connection.0.stream().is_open() {
+                    return Ok((connection, None));
+                }
             }
             let rests = |until| state.is_probed || Instant::now() < until;
             if state.resting_until.is_some_and(rests) {

@@ -6,10 +6,12 @@
 use std::{
     io::{self, Read, Write},
     net::TcpStream,
+    os::fd::{AsFd, IntoRawFd},
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use rustix::fs::fstat;
 use rustls::{
     ClientConfig, ClientConnection, RootCertStore, StreamOwned,
     pki_types::{CertificateDer, ServerName, pem::PemObject},
@@ -17,13 +19,39 @@ use rustls::{
 
 use crate::{address::Server, deadline::left_until, names::Names};
 
-/// A socket that is not waited for beyond a deadline.
+/// A socket that is not waited for beyond a deadline. The program may close descriptors which it does not know
+/// (`closefrom`), and have files by their numbers then: those are neither used nor closed.
 struct Socket {
-    stream: TcpStream,
+    /// `None` only while it is dropped.
+    stream: Option<TcpStream>,
+    /// Each socket has an inode of its own.
+    identity: (u64, u64),
     deadline: Instant,
 }
 
+/// Device and inode.
+fn identity(socket: &impl AsFd) -> io::Result<(u64, u64)> {
+    let found = fstat(socket)?;
+    Ok((found.st_dev, found.st_ino))
+}
+
 impl Socket {
+    fn new(stream: TcpStream, deadline: Instant) -> io::Result<Self> {
+        Ok(Self {
+            identity: identity(&stream)?,
+            stream: Some(stream),
+            deadline,
+        })
+    }
+
+    /// The stream, unless the program has closed it.
+    fn open(&mut self) -> io::Result<&mut TcpStream> {
+        let is_same =
+            |stream: &&mut TcpStream| identity(*stream).is_ok_and(|found| found == self.identity);
+        let stream = self.stream.as_mut().filter(is_same);
+        stream.ok_or_else(|| io::Error::other("the program has closed the connection"))
+    }
+
     /// Tries until it has an outcome, or the deadline has passed. A signal interrupts a wait, and a socket reports an
     /// expired time-out as if it did not block.
     fn in_time<T>(
@@ -33,7 +61,7 @@ impl Socket {
         use io::ErrorKind::{Interrupted, WouldBlock};
         loop {
             let left = left_until(self.deadline)?;
-            match attempt(&mut self.stream, left) {
+            match attempt(self.open()?, left) {
                 Err(error) if matches!(error.kind(), Interrupted | WouldBlock) => {}
                 outcome => return outcome,
             }
@@ -58,8 +86,20 @@ impl Write for Socket {
         })
     }
 
+    /// What is written is sent at once.
     fn flush(&mut self) -> io::Result<()> {
-        self.stream.flush()
+        Ok(())
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if self.open().is_err()
+            && let Some(stream) = self.stream.take()
+        {
+            // The number is another file's, or none's.
+            let _ = stream.into_raw_fd();
+        }
     }
 }
 
@@ -79,11 +119,9 @@ impl Stream {
         tls: Option<&Arc<ClientConfig>>,
         deadline: Instant,
     ) -> io::Result<Self> {
-        let socket = Socket {
-            stream: Self::reach(server, names, deadline)?,
-            deadline,
-        };
-        socket.stream.set_nodelay(true)?;
+        let stream = Self::reach(server, names, deadline)?;
+        stream.set_nodelay(true)?;
+        let socket = Socket::new(stream, deadline)?;
         let Some(tls) = tls else {
             return Ok(Self(Inner::Plain(socket)));
         };
@@ -110,12 +148,21 @@ impl Stream {
         Err(last)
     }
 
+    fn socket(&mut self) -> &mut Socket {
+        match &mut self.0 {
+            Inner::Plain(socket) => socket,
+            Inner::Tls(stream) => &mut stream.sock,
+        }
+    }
+
     /// Has reads and writes end by this time from now on.
     pub(crate) fn set_deadline(&mut self, deadline: Instant) {
-        match &mut self.0 {
-            Inner::Plain(socket) => socket.deadline = deadline,
-            Inner::Tls(stream) => stream.sock.deadline = deadline,
-        }
+        self.socket().deadline = deadline;
+    }
+
+    /// Whether the program has not closed it.
+    pub(crate) fn is_open(&mut self) -> bool {
+        self.socket().open().is_ok()
     }
 }
 
