@@ -246,6 +246,39 @@ fn a_program_whose_pages_are_lost_is_aborted() {
     );
 }
 
+/// The kernel gives a process's signal to any thread that does not block it.
+#[test]
+fn threads_of_a_store_leave_signals_to_the_program() {
+    let Some(folder) = folder() else { return };
+    let server = StoreServer::start(folder.path(), &[]);
+    for mode in modes() {
+        let builder = Memfold::builder().limit(24 << 20).mode(mode);
+        let _memfold = builder.remote(options(&server)).build().unwrap();
+        let mut names = Vec::new();
+        for thread in std::fs::read_dir("/proc/self/task").unwrap() {
+            let path = thread.unwrap().path().join("status");
+            // It may have ended.
+            let status = std::fs::read_to_string(path).unwrap_or_default();
+            let value = |name| {
+                let mut lines = status.lines();
+                lines.find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()))
+            };
+            let (Some(name), Some(blocked)) = (value("Name:"), value("SigBlk:")) else {
+                continue;
+            };
+            // (This process's name begins with "remote-".)
+            if name.starts_with("memfold-") || name == "remote" {
+                let blocked = u64::from_str_radix(&blocked, 16).unwrap();
+                for signal in [libc::SIGALRM, libc::SIGCHLD, libc::SIGINT, libc::SIGTERM] {
+                    assert_ne!(blocked >> (signal - 1) & 1, 0, "{name}: {signal}");
+                }
+                names.push(name);
+            }
+        }
+        assert!(names.iter().any(|name| name == "remote"), "{names:?}");
+    }
+}
+
 /// The numbers of closed descriptors are the program's next files: these are not touched, and not closed.
 #[test]
 fn reused_descriptors_are_left_alone() {

@@ -12,6 +12,8 @@ use std::{
 
 use memfold_swap::{RemoteTier, RemoteUsage};
 
+use crate::threads::spawn;
+
 /// The interval at which freed pages are removed. Longer makes fewer, larger removals, and leaves what
 /// is freed in the store for longer.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -32,16 +34,14 @@ impl Keeper {
     ) -> io::Result<Self> {
         let stopping = Arc::new(AtomicBool::new(false));
         let stop = Arc::clone(&stopping);
-        let thread = std::thread::Builder::new()
-            .name("remote".to_owned())
-            .spawn(move || {
-                let mut warnings = Warnings::new(store, patience);
-                while !stop.load(Relaxed) {
-                    std::thread::park_timeout(INTERVAL);
-                    tier.maintain(&|| stop.load(Relaxed));
-                    warnings.note(&tier.usage());
-                }
-            })?;
+        let thread = spawn("remote", move || {
+            let mut warnings = Warnings::new(store, patience);
+            while !stop.load(Relaxed) {
+                std::thread::park_timeout(INTERVAL);
+                tier.maintain(&|| stop.load(Relaxed));
+                warnings.note(&tier.usage());
+            }
+        })?;
         Ok(Self {
             stopping,
             thread: Some(thread),

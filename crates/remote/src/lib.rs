@@ -25,6 +25,7 @@
 //! | `names` | looking up addresses, by a deadline |
 //! | `answer` | taking answers apart, within what was asked for |
 //! | `failure` | what errors mean |
+//! | `threads` | starting threads that take no signals |
 //! | `keeper` | the thread that removes, renews and warns |
 //! | `warnings` | a logger for programs that have none |
 //!
@@ -48,6 +49,7 @@ mod open_error;
 mod options;
 mod store;
 mod stream;
+mod threads;
 mod topology;
 mod warnings;
 

@@ -7,7 +7,7 @@ use std::{
     time::Instant,
 };
 
-use crate::{address::Server, deadline::left_until};
+use crate::{address::Server, deadline::left_until, threads::spawn};
 
 struct State {
     /// Whether a thread asks. It is not waited for longer than a deadline, and there is never a second one.
@@ -52,9 +52,7 @@ impl Names {
         let mut state = self.state();
         if !state.is_asking {
             let (names, server) = (Arc::clone(self), server.clone());
-            std::thread::Builder::new()
-                .name("remote-names".to_owned())
-                .spawn(move || names.ask(&server))?;
+            spawn("remote-names", move || names.ask(&server))?;
             state.is_asking = true;
         }
         let before = state.answers;
