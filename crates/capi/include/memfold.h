@@ -407,6 +407,21 @@ int memfold_get_stats(const memfold *limit, memfold_stats *stats);
 int memfold_handle_signal(const void *info);
 
 /*
+ Returns 1 if the kernel calls the library's handler for the signal of the limit's mode, or the mode has none; 0 if the
+ program, or another library, has installed one since, which must pass faults on by [`memfold_handle_signal`].
+
+ # Safety
+ `limit` came from [`memfold_new`].
+ */
+int memfold_is_handler_installed(const memfold *limit);
+
+/*
+ Puts the library's handlers above those that the program, or a library of it, has installed since and that pass no
+ faults on. Faults that are on no region go to these, and from there to what was installed first.
+ */
+int memfold_reinstall_handlers(void);
+
+/*
  The version of the library that is linked, such as "0.1.0". `MEMFOLD_VERSION_MAJOR` and so on are the
  header's.
  */

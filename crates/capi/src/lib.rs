@@ -4,7 +4,7 @@ mod remote;
 
 use ::memfold::{
     Algorithm, Error, Memfold, Mode, PinnedDetached, Region, Stats, guard_inherited, handle_signal,
-    is_inherited_region,
+    is_inherited_region, reinstall_handlers,
 };
 use memfold_sys::fork::PerProcess;
 use std::cell::RefCell;
@@ -469,6 +469,33 @@ pub unsafe extern "C" fn memfold_get_stats(
 pub unsafe extern "C" fn memfold_handle_signal(info: *const c_void) -> c_int {
     // SAFETY: the caller's promise.
     c_int::from(unsafe { handle_signal(info.cast()) })
+}
+
+/// Returns 1 if the kernel calls the library's handler for the signal of the limit's mode, or the mode has none; 0 if the
+/// program, or another library, has installed one since, which must pass faults on by [`memfold_handle_signal`].
+///
+/// # Safety
+/// `limit` came from [`memfold_new`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memfold_is_handler_installed(limit: *const memfold) -> c_int {
+    if limit.is_null() {
+        return fail(MEMFOLD_ERROR_ARGUMENT, "a null pointer");
+    }
+    // SAFETY: the caller's promise.
+    c_int::from(unsafe { (*limit).0.is_handler_installed() })
+}
+
+/// Puts the library's handlers above those that the program, or a library of it, has installed since and that pass no
+/// faults on. Faults that are on no region go to these, and from there to what was installed first.
+#[unsafe(no_mangle)]
+pub extern "C" fn memfold_reinstall_handlers() -> c_int {
+    match reinstall_handlers() {
+        Ok(()) => 0,
+        Err(error) => fail(
+            MEMFOLD_ERROR_SYSTEM,
+            &format!("cannot install the signal handlers: {error}"),
+        ),
+    }
 }
 
 /// The version of the library that is linked, such as "0.1.0". `MEMFOLD_VERSION_MAJOR` and so on are the

@@ -7,7 +7,8 @@ use memfold::Stats;
 use memfold_capi::{
     MEMFOLD_ERROR_ARGUMENT, MEMFOLD_ERROR_FORKED, MEMFOLD_ERROR_REMOTE, MEMFOLD_ERROR_SYSTEM,
     MEMFOLD_PAGE_OUT, memfold_advise, memfold_error_message, memfold_free, memfold_get_stats,
-    memfold_map, memfold_new, memfold_options, memfold_stats, memfold_unmap, memfold_unpin,
+    memfold_is_handler_installed, memfold_map, memfold_new, memfold_options,
+    memfold_reinstall_handlers, memfold_stats, memfold_unmap, memfold_unpin,
 };
 use memfold_testing::store::{StoreServer, has_store, store_programs};
 use memfold_testing::{Random, skip};
@@ -331,6 +332,49 @@ fn a_child_of_a_threaded_program_does_not_wait_for_its_parents_threads() {
         }
         done.store(true, Ordering::Relaxed);
     });
+}
+
+extern "C" fn end_by_a_signal(_: i32) {
+    // SAFETY: ends a child.
+    unsafe { libc::_exit(5) };
+}
+
+/// As after a library has installed a handler of its own, which knows no regions.
+#[test]
+fn handlers_can_be_put_above_those_of_other_libraries() {
+    const PAGE: usize = 4096;
+    let _alone = ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: pointers to what lives here; the region is the child's, which calls this library alone, none of whose
+    // locks is held, and exits without destructors.
+    unsafe {
+        let null = memfold_is_handler_installed(std::ptr::null());
+        assert_eq!(null, MEMFOLD_ERROR_ARGUMENT);
+        let child = libc::fork();
+        if child == 0 {
+            let run = || {
+                let (mut limit, mut start) = (std::ptr::null_mut(), std::ptr::null_mut());
+                assert_eq!(memfold_new(std::ptr::null(), &raw mut limit), 0);
+                assert_eq!(memfold_map(limit, PAGE, &raw mut start), 0);
+                let byte = start.cast::<u8>();
+                byte.write_volatile(7);
+                assert_eq!(memfold_is_handler_installed(limit), 1);
+                let foreign = end_by_a_signal as *const () as libc::sighandler_t;
+                for signal in [libc::SIGBUS, libc::SIGSEGV] {
+                    libc::signal(signal, foreign);
+                }
+                assert_eq!(memfold_is_handler_installed(limit), 0);
+                assert_eq!(memfold_reinstall_handlers(), 0);
+                assert_eq!(memfold_is_handler_installed(limit), 1);
+                assert_eq!(memfold_advise(start, PAGE, MEMFOLD_PAGE_OUT), 0);
+                assert_eq!(byte.read_volatile(), 7);
+                0
+            };
+            libc::_exit(std::panic::catch_unwind(run).unwrap_or(3));
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        assert_eq!(status, 0, "{status:#x}");
+    }
 }
 
 /// What is wrong of a child's own region is an error. Its parent's are unmapped there, and pinned no more.
