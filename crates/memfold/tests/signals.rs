@@ -63,6 +63,20 @@ fn set_handler(signal: i32, handler: usize, flags: i32) {
     }
 }
 
+/// Has SIGALRM come at an interval; zero ends that.
+fn set_timer(interval: Duration) {
+    let interval = libc::timeval {
+        tv_sec: 0,
+        tv_usec: interval.as_micros() as libc::suseconds_t,
+    };
+    let timer = libc::itimerval {
+        it_interval: interval,
+        it_value: interval,
+    };
+    // SAFETY: a live structure.
+    unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) };
+}
+
 /// A page of a mapping behind the end of its file: touching it raises a SIGBUS that is not ours.
 fn page_behind_a_file() -> *const u8 {
     let file = tempfile::tempfile().unwrap();
@@ -127,25 +141,12 @@ fn handlers_may_touch_regions(mode: Mode) {
         touching_handler as *const () as usize,
         libc::SA_RESTART,
     );
-    let interval = libc::timeval {
-        tv_sec: 0,
-        tv_usec: 300,
-    };
-    let timer = libc::itimerval {
-        it_interval: interval,
-        it_value: interval,
-    };
-    // SAFETY: a live structure.
-    unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) };
+    set_timer(Duration::from_micros(300));
     while READ.load(Ordering::Relaxed) < 300 {
         region.page_out(..).unwrap();
         assert!(region.chunks_exact(PAGE).all(|page| page[0] == 0x5a));
     }
-    // SAFETY: as above; all zeros stop the timer.
-    unsafe {
-        let stopped: libc::itimerval = std::mem::zeroed();
-        libc::setitimer(libc::ITIMER_REAL, &raw const stopped, std::ptr::null_mut());
-    }
+    set_timer(Duration::ZERO);
     REGION.store(std::ptr::null_mut(), Ordering::SeqCst);
     while INSIDE.load(Ordering::SeqCst) > 0 {
         std::thread::yield_now();
@@ -227,6 +228,55 @@ fn a_child_makes_its_own(mode: Mode) {
     });
     assert_eq!(status, 0, "{mode:?}: {status:#x}");
     assert_eq!((region[0], region[PAGE / 2]), (0x5a, 1));
+}
+
+static TICKS: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn ticking_handler(_: i32) {
+    TICKS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A call on a large region is not over before the program's timer, whose signal this thread alone takes.
+fn signals_arrive_during_long_calls(mode: Mode) {
+    let status = forked(|| {
+        let builder = builder(mode).limit(256 * MIB as u64);
+        let Ok(own) = builder.readahead(false).build() else {
+            return 64;
+        };
+        let Ok(mut region) = own.map(32 * MIB) else {
+            return 65;
+        };
+        for (number, page) in region.chunks_exact_mut(PAGE).enumerate() {
+            fill_page(page, number as u64, 1);
+        }
+        set_handler(
+            libc::SIGALRM,
+            ticking_handler as *const () as usize,
+            libc::SA_RESTART,
+        );
+        set_timer(Duration::from_millis(1));
+        let ticks = |call: &dyn Fn()| {
+            let before = TICKS.load(Ordering::Relaxed);
+            call();
+            TICKS.load(Ordering::Relaxed) - before
+        };
+        let page_out = || assert!(region.page_out(..).unwrap() > 0);
+        let calls: [(i32, &dyn Fn()); 4] = [
+            (1, &page_out),
+            (2, &|| region.prefetch(..).unwrap()),
+            (0, &page_out),
+            (4, &|| drop(region.pin(..).unwrap())),
+        ];
+        let mut late = 0;
+        for (bit, call) in calls {
+            // One comes at the end, however long it has waited.
+            if ticks(call) < 3 {
+                late |= bit;
+            }
+        }
+        late
+    });
+    assert_eq!(status, 0, "{mode:?}: {status:#x}");
 }
 
 /// As the child of a supervisor does, which wants none of its parent's handlers.
@@ -430,6 +480,7 @@ fn faults_live_beside_the_programs_signals() {
         regions_are_not_inherited(mode);
         a_child_makes_its_own(mode);
         a_child_that_resets_signals_makes_its_own(mode);
+        signals_arrive_during_long_calls(mode);
         closed_descriptors_cost_no_byte(mode);
         reused_descriptors_are_left_alone(mode);
         a_jump_into_a_region_ends_the_program(mode);

@@ -15,6 +15,7 @@ use crate::sync::lock;
 use memfold_swap::{Page, SlotRanges};
 use memfold_sys::futex;
 use memfold_sys::memory::{discard, lock_as};
+use memfold_sys::signal::block_all;
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -122,32 +123,40 @@ impl EngineState {
         Some(next)
     }
 
-    /// Moves the pages of a range out, young ones included. Returns how many pages were freed.
-    pub(super) fn page_out_range(
+    /// Moves the pages of a range out, young ones included. Returns how many pages were freed. Between batches the
+    /// program's signals arrive, and other threads have the worker.
+    pub(super) fn page_out_range(&self, area: &Area, range: Range<usize>) -> u64 {
+        let mut next = range.start;
+        let mut out = 0;
+        while next < range.end {
+            if area.blocks.is_none() {
+                self.wait_for_store();
+            }
+            let _blocked = block_all();
+            let mut worker = worker::take();
+            let (after, left) = self.page_out_batch(area, next..range.end, &mut worker);
+            next = after;
+            out += left;
+        }
+        out
+    }
+
+    /// Moves the next pages of a range out. Returns the page to continue at and how many were freed.
+    fn page_out_batch(
         &self,
         area: &Area,
         range: Range<usize>,
         worker: &mut Worker,
-    ) -> u64 {
-        let mut next = range.start;
-        let mut out = 0;
+    ) -> (usize, u64) {
         if let Some(blocks) = &area.blocks {
-            while next < range.end {
-                let how = (Young::Taken, Initiator::Program);
-                let (after, left) = self.sweep_blocks(area, blocks, next..range.end, how, worker);
-                next = after;
-                out += left;
-            }
-            return out;
+            let how = (Young::Taken, Initiator::Program);
+            return self.sweep_blocks(area, blocks, range, how, worker);
         }
-        while next < range.end {
-            self.wait_for_store();
-            worker.clear_victims();
-            let _held = self.account.hold_batch();
-            next = claim(area, next..range.end, (Young::Taken, BATCH), worker);
-            out += self.page_out_victims(area, Initiator::Program, worker);
-        }
-        out
+        worker.clear_victims();
+        let _held = self.account.hold_batch();
+        let next = claim(area, range, (Young::Taken, BATCH), worker);
+        let out = self.page_out_victims(area, Initiator::Program, worker);
+        (next, out)
     }
 
     /// Remembers a range that is moved out before the clock hand's victims.

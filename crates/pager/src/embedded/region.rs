@@ -135,14 +135,15 @@ impl Region {
     /// If the range is not in the region.
     pub fn prefetch(&self, bytes: Range<usize>) -> Result<(), Error> {
         let pages = self.touching(bytes)?;
-        let _blocked = block_all();
-        let mut worker = worker::take();
+        // Between windows the program's signals arrive, and other threads have the worker.
         if let Some(blocks) = &self.area.blocks {
             for first in blocks.blocks_over(pages) {
                 let block_pages = blocks.block_pages() as u64;
                 if !self.state().account.has_spare(block_pages) {
                     break;
                 }
+                let _blocked = block_all();
+                let mut worker = worker::take();
                 self.state()
                     .serve_block(&self.area, blocks, first, &mut worker);
             }
@@ -154,6 +155,8 @@ impl Region {
             if !self.state().account.has_spare(u64::from(advice.count)) {
                 break;
             }
+            let _blocked = block_all();
+            let mut worker = worker::take();
             self.state()
                 .swap_in(&self.area, advice, Cause::Advice, &mut worker);
         }
@@ -180,9 +183,7 @@ impl Region {
     /// If the range is not in the region.
     pub fn page_out(&self, bytes: Range<usize>) -> Result<u64, Error> {
         let pages = self.touching(bytes)?;
-        let _blocked = block_all();
-        let mut worker = worker::take();
-        let out = self.state().page_out_range(&self.area, pages, &mut worker);
+        let out = self.state().page_out_range(&self.area, pages);
         Ok(out * PAGE_SIZE as u64)
     }
 
@@ -245,9 +246,11 @@ impl Region {
     /// If the range is not in the region, or the limit has no room for it.
     pub fn pin(&self, bytes: Range<usize>) -> Result<PinnedPages, Error> {
         let pages = self.area.kept_with(self.touching(bytes)?);
-        let _blocked = block_all();
         let account = &self.state().account;
-        if !self.area.pins().pin(&pages, |more| account.pin(more)) {
+        let blocked = block_all();
+        let is_pinned = self.area.pins().pin(&pages, |more| account.pin(more));
+        drop(blocked);
+        if !is_pinned {
             let pages = pages.len();
             return Err(Error::TooMuchPinned { pages });
         }
@@ -327,20 +330,24 @@ fn add_page(runs: &mut Vec<Range<usize>>, page: usize) -> bool {
 }
 
 impl EngineState {
-    /// Makes a page resident, whatever its state. It stays resident only if it is pinned.
+    /// Makes a page resident, whatever its state. It stays resident only if it is pinned. Between attempts the program's
+    /// signals arrive.
     fn bring_in(&self, area: &Arc<Area>, page: usize) {
         if let Some(blocks) = &area.blocks {
             while !blocks.is_in(blocks.block_of(page)) {
+                let _blocked = block_all();
                 self.serve_block(area, blocks, page, &mut worker::take());
             }
             return;
         }
         while !matches!(area.entries()[page].load(), PageState::Resident { .. }) {
+            let blocked = block_all();
             // Not held while waiting: the thread that brings the page in needs one, too.
             let mut worker = worker::take();
             // No thread has this number: the access does not disturb the streams of faults.
             let served = self.serve(area, area.address(page), usize::MAX, &mut worker);
             drop(worker);
+            drop(blocked);
             if served != Served::Done {
                 nap(PAUSE);
             }
