@@ -201,7 +201,8 @@ impl Memfold {
         self.0.stats()
     }
 
-    /// Statistics of the [store](MemfoldBuilder::remote) on other machines, if there is one.
+    /// Statistics of the [store](MemfoldBuilder::remote) on other machines, if there is one. All zeros in a
+    /// forked child.
     #[cfg(feature = "remote")]
     pub fn remote_usage(&self) -> Option<crate::RemoteUsage> {
         self.0.remote_usage()

@@ -260,7 +260,7 @@ impl Engine {
     /// Statistics of the store on other machines, if there is one.
     pub fn remote_usage(&self) -> Option<RemoteUsage> {
         let _blocked = block_all();
-        self.state.remote.as_ref().map(RemoteFaults::usage)
+        self.state.remote_usage()
     }
 
     /// Whether this process is a forked child of the engine's.

@@ -19,7 +19,7 @@ use crate::backoff::CompressionPolicy;
 use crate::pool_memory::MappedSource;
 use crate::replacement::Replacement;
 use crate::sync::lock;
-use memfold_swap::{Slot, SwapSpace};
+use memfold_swap::{RemoteUsage, Slot, SwapSpace};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::owned_uffd::{ExposedUffd, borrow};
 use memfold_sys::reserve::Reservation;
@@ -178,12 +178,21 @@ impl EngineState {
         Stats::new(self.mode, &self.counters, self.gauges())
     }
 
+    /// Statistics of the store, if there is one. A forked child has none: a thread of its parent's may have held a lock
+    /// of the store's at the fork.
+    pub(super) fn remote_usage(&self) -> Option<RemoteUsage> {
+        let remote = self.remote.as_ref()?;
+        if !self.ledger.owner.is_here() {
+            return Some(RemoteUsage::default());
+        }
+        Some(remote.usage())
+    }
+
     fn gauges(&self) -> Gauges {
         let page = PAGE_SIZE as u64;
         let usage = self.space.usage();
         let limit = self.account.limit();
-        let remote = self.remote.as_ref().map(RemoteFaults::usage);
-        let remote = remote.unwrap_or_default();
+        let remote = self.remote_usage().unwrap_or_default();
         Gauges {
             limit_bytes: limit.total_bytes.unwrap_or(0),
             resident_limit_bytes: self.account.allowed_pages() * page,

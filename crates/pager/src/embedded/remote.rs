@@ -168,13 +168,17 @@ mod tests {
     use super::*;
     use crate::page_state::PageState;
     use memfold_swap::{
-        Batch, BatchId, Page, Place, RemoteBackend, RemoteConfig, RemoteError, RemoteTier, Removal,
-        TierKey,
+        Batch, BatchId, Page, Place, RemoteBackend, RemoteConfig, RemoteError, RemoteTier,
+        RemoteUsage, Removal, TierKey,
     };
     use memfold_testing::Random;
     use std::collections::HashMap;
+    use std::sync::atomic::AtomicBool;
     use std::sync::mpsc::channel;
     use std::sync::{Arc, Barrier, Mutex};
+
+    /// Set in a forked child, where a store's locks may be held by threads that are not there.
+    static FORKED: AtomicBool = AtomicBool::new(false);
 
     /// A store that takes pages and returns them once the test lets it.
     #[derive(Clone, Default)]
@@ -205,6 +209,10 @@ mod tests {
         }
 
         fn now(&self) -> Duration {
+            if FORKED.load(Ordering::Relaxed) {
+                // SAFETY: ends a forked child.
+                unsafe { libc::_exit(9) };
+            }
             Duration::ZERO
         }
 
@@ -267,6 +275,26 @@ mod tests {
         for _ in away {
             pinned.recv_timeout(Duration::from_secs(60)).unwrap();
         }
+    }
+
+    #[test]
+    fn a_forked_child_does_not_ask_the_store() {
+        let Some(engine) = engine(&Held::default()) else {
+            return;
+        };
+        let mut status = 0;
+        // SAFETY: the child allocates nothing, takes no lock of the parent's and exits without destructors.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                FORKED.store(true, Ordering::Relaxed);
+                let out = engine.stats().remote_pages_out;
+                let usage = engine.remote_usage();
+                libc::_exit(i32::from(out != 0 || usage != Some(RemoteUsage::default())));
+            }
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        }
+        assert_eq!(status, 0, "{status:#x}");
     }
 
     #[test]
