@@ -188,7 +188,7 @@ class Allocating(unittest.TestCase):
             with self.assertRaises(MemoryError):
                 numpy.empty(1 << 60, "u1")
             with self.assertRaises(MemoryError):
-                numpy.zeros((1 << 23, 1 << 23), "u1")
+                numpy.zeros((1 << 23, (1 << 23) + 1), "u1")
 
     def test_pandas_and_scipy_where_they_are(self):
         try:

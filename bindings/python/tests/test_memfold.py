@@ -144,6 +144,8 @@ class Arrays(unittest.TestCase):
             memfold.zeros(2.5)
         with self.assertRaisesRegex(MemoryError, "1152921504606846976 bytes"):
             memfold.zeros(1 << 60, "u1")
+        with self.assertRaisesRegex(MemoryError, r"takes 70368744177665 bytes; the most is 2\*\*46"):
+            memfold.zeros((1 << 46) + 1, "u1")
 
     def test_a_shape_may_be_of_numpys_integers(self):
         limit = memfold.Limit("8M")

@@ -188,7 +188,7 @@ class Limit:
             length *= side
         if length == 0:
             return _numpy.zeros(sides, dtype)
-        if length >= 1 << 46:
+        if length > 1 << 46:
             raise MemoryError(
                 f"an array of shape {sides} and type {dtype} takes {length} bytes; the most is 2**46"
             )

@@ -28,6 +28,9 @@ use memfold_sys::uffd::Uffd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex, PoisonError, RwLock};
 
+/// The most bytes of a region, which [`Error::Length`] names: half of the address space.
+const LONGEST: usize = 1 << 46;
+
 /// The state of an engine that faults, reclaim and advice share.
 pub(crate) struct EngineState {
     pub(super) mode: Mode,
@@ -68,6 +71,13 @@ pub(crate) struct EngineState {
     pub(super) keeps: Barrier,
 }
 
+/// Rounds a region's length up to pages.
+fn whole_pages(length: usize) -> Result<usize, Error> {
+    let rounded = length.checked_next_multiple_of(PAGE_SIZE);
+    let allowed = rounded.filter(|length| (1..=LONGEST).contains(length));
+    allowed.ok_or(Error::Length(length))
+}
+
 impl EngineState {
     /// The userfaultfd.
     ///
@@ -91,10 +101,7 @@ impl EngineState {
             return Err(Error::Forked);
         }
         let _blocked = block_all();
-        let rounded = length
-            .checked_next_multiple_of(PAGE_SIZE)
-            .filter(|length| *length > 0 && *length < 1 << 46)
-            .ok_or(Error::Length(length))?;
+        let rounded = whole_pages(length)?;
         let cannot_map = || Error::system("map a region");
         let mapping = Reservation::new(rounded, GRANULE).map_err(cannot_map())?;
         let blocks = if self.mode == Mode::Protection {
@@ -214,6 +221,22 @@ impl EngineState {
             remote_retries: remote.retries,
             remote_failures: remote.store_failures + remote.load_failures,
             remote_lost_pages: remote.lost_pages,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_are_those_that_the_error_names() {
+        assert_eq!(whole_pages(1).unwrap(), PAGE_SIZE);
+        assert_eq!(whole_pages(LONGEST - 1).unwrap(), LONGEST);
+        assert_eq!(whole_pages(1 << 46).unwrap(), LONGEST);
+        for length in [0, LONGEST + 1, usize::MAX] {
+            let error = whole_pages(length).unwrap_err().to_string();
+            assert!(error.contains("from 1 to 2^46"), "{error}");
         }
     }
 }
