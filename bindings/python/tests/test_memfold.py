@@ -212,6 +212,24 @@ class Arrays(unittest.TestCase):
         with refuse(OSError("too many open files")), self.assertRaises(OSError):
             memfold.Memfold("8M")
 
+    def test_no_python_function_needs_to_make_the_limit(self):
+        ran = programs.run(
+            "import atexit, memfold\n",
+            """
+            native = memfold._memfold.Memfold
+
+            def make(limit, resident_limit, mode, *others):
+                if mode == "thread":
+                    raise memfold.ModeUnavailableError("refused")
+                return native(limit, resident_limit, mode, *others)
+
+            memfold._memfold.Memfold = make
+            atexit.register(memfold.Limit, "8M")
+            """,
+        )
+        self.assertIn("SignalModeWarning: memfold works in", ran.stderr)
+        self.assertNotIn("ValueError", ran.stderr)
+
     def test_out_of_descriptors_is_no_reason_for_another_mode(self):
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         lowest = os.open(os.devnull, os.O_RDONLY)

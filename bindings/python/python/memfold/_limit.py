@@ -6,6 +6,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Optional, SupportsIndex, TypeVar, Union
 
 import numpy as _numpy
@@ -81,9 +82,11 @@ _warned = threading.Lock()
 def _warn_of_mode(mode: str, error: Exception) -> None:
     if not _warned.acquire(blocking=False):
         return
-    # The frame that made the limit, perhaps by memfold.limit().
+    # The frame that made the limit, perhaps by memfold.limit(). There is none where C calls it (atexit).
     level = 1
-    while sys._getframe(level).f_globals.get("__name__", "").partition(".")[0] == "memfold":
+    frame: Optional[FrameType] = sys._getframe(level)
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] == "memfold":
+        frame = frame.f_back
         level += 1
     warnings.warn(
         f"memfold works in {mode} mode here, in which system calls fail on arrays whose pages are "
