@@ -75,6 +75,32 @@ class Arrays(unittest.TestCase):
             os.close(reader)
             os.close(writer)
 
+    def test_views_through_buffers_are_paged_and_pinned(self):
+        values = memfold.Memfold("8M").full((1024,), 7, dtype="i8")
+        for view in (
+            numpy.frombuffer(values, "i8"),
+            numpy.asarray(memoryview(values)),
+            numpy.frombuffer(memoryview(values)[512:], "u1")[::2],
+        ):
+            memfold.page_out(values)
+            memfold.mark_cold(view)
+            memfold.prefetch(view)
+            self.assertGreater(memfold.page_out(view), 0)
+            with memfold.pin(view):
+                self.assertLess(memfold.page_out(values), 8192)
+            self.assertEqual(view[0], 7)
+        with self.assertRaisesRegex(ValueError, "memory is not memfold's"):
+            memfold.page_out(numpy.frombuffer(b"12345678"))
+
+    def test_empty_arrays_need_nothing(self):
+        limit = memfold.Memfold("8M")
+        for values in (limit.zeros(0), limit.zeros((3, 0)), limit.zeros(8)[8:], numpy.zeros(0)):
+            self.assertEqual(memfold.page_out(values), 0)
+            memfold.mark_cold(values)
+            memfold.prefetch(values)
+            with memfold.pin(values) as pinned:
+                self.assertIs(pinned, values)
+
     def test_kinds_of_arrays(self):
         limit = memfold.Memfold("8M")
         record = numpy.dtype([("x", "f8"), ("y", "i4")])

@@ -213,8 +213,8 @@ def stats() -> "Stats":
 def pin(values: _Array) -> Iterator[_Array]:
     """Keeps an array (or a slice of one) resident: for devices, and for system calls where the mode is
     not ``thread``."""
-    memory, start, end = _memory_under(values)
-    pinned = memory.pin(start, end)
+    spanned = _memory_under(values)
+    pinned = spanned and spanned[0].pin(*spanned[1:])
     try:
         yield values
     finally:
@@ -223,19 +223,21 @@ def pin(values: _Array) -> Iterator[_Array]:
 
 def page_out(values: "NDArray[Any]") -> int:
     """Moves an array (or a slice of one) out now. Returns how many bytes were moved out."""
-    memory, start, end = _memory_under(values)
-    return memory.page_out(start, end)
+    spanned = _memory_under(values)
+    return spanned[0].page_out(*spanned[1:]) if spanned else 0
 
 
 def prefetch(values: "NDArray[Any]") -> None:
     """Swaps an array (or a slice of one) in before it is touched, as far as there is room.
 
     Pages on other machines stay there."""
-    memory, start, end = _memory_under(values)
-    memory.prefetch(start, end)
+    spanned = _memory_under(values)
+    if spanned:
+        spanned[0].prefetch(*spanned[1:])
 
 
 def mark_cold(values: "NDArray[Any]") -> None:
     """Marks an array (or a slice of one) as cold: reclaim moves it out first."""
-    memory, start, end = _memory_under(values)
-    memory.mark_cold(start, end)
+    spanned = _memory_under(values)
+    if spanned:
+        spanned[0].mark_cold(*spanned[1:])

@@ -278,12 +278,24 @@ class Limit:
         return self._native.stats()
 
 
-def memory_under(values: "NDArray[Any]") -> "tuple[_memfold.Memory, int, int]":
-    """The memory under an array, and the offsets of the bytes that the array spans."""
+def _base_of(values: "NDArray[Any]") -> Any:
+    """What has the memory of an array, below views, also those through the buffer protocol."""
     base: Any = values
+    while True:
+        if isinstance(base, _numpy.ndarray) and base.base is not None:
+            base = base.base
+        elif isinstance(base, memoryview):
+            base = base.obj
+        else:
+            return base
+
+
+def memory_under(values: "NDArray[Any]") -> "Optional[tuple[_memfold.Memory, int, int]]":
+    """The memory under an array, and the offsets of the bytes that the array spans; ``None`` for an empty one."""
+    if isinstance(values, _numpy.ndarray) and values.size == 0:
+        return None
+    base = _base_of(values)
     memory: Optional[_memfold.Memory] = None
-    while isinstance(base, _numpy.ndarray) and base.base is not None:
-        base = base.base
     if isinstance(base, Holder):
         memory = base.memory
     elif isinstance(base, _numpy.ndarray):
