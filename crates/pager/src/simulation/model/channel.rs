@@ -544,6 +544,9 @@ pub(crate) struct Ports;
 impl Ports {
     /// A channel for a new address space.
     pub(crate) fn new_port(&self) -> io::Result<(Port, ChannelFile)> {
+        if adversity::is_refused() {
+            return Err(Errno::ENOMEM.into());
+        }
         Ok((Port::default(), ()))
     }
 }

@@ -149,8 +149,9 @@ impl Reader {
             }
             Err(error) => {
                 log::warn!(
-                    "a forked child hangs at its next fault: no channel could be created ({error}); raise `ulimit -n` and \
-                     kill the child"
+                    "a forked child hangs at its next fault: no channel could be created ({error}); raise {}, and kill the \
+                     child",
+                    fd_pressure::limit_of(&error)
                 );
                 self.keep_waiting(uffd);
                 None
@@ -169,7 +170,7 @@ impl Reader {
         }
     }
 
-    /// The model always has room for a channel.
+    /// In the model there is room for a channel soon.
     #[cfg(simulated)]
     fn keep_waiting(&self, uffd: Userfaultfd) {
         unreachable!("no channel for {uffd:?}");
