@@ -49,7 +49,7 @@ pub(crate) struct Remote {
     /// The tier.
     pub tier: Arc<RemoteTier>,
     /// Faults on its pages.
-    pub faults: RemoteFaults,
+    pub faults: RemoteFaults<AddressSpace>,
 }
 
 /// The programs under one limit. All threads of the supervisor share it.

@@ -18,6 +18,16 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
+    /// What brings a page back of which there is no fault.
+    pub(crate) fn of_recall(space: &AddressSpace, page: VirtualPage) -> Fault {
+        Fault {
+            page,
+            write: false,
+            protected: false,
+            unregistered: space.unregistered.load(Ordering::Relaxed),
+        }
+    }
+
     /// Whether memory, possibly the faulting page, was unregistered since the message was read.
     /// Unregistering woke the thread, so a page that is still missing may belong to another
     /// userfaultfd, and must not be filled here. The gate is held shared.

@@ -5,6 +5,7 @@ use crate::supervised::fault::primitives::{note_served, wake};
 use crate::supervised::fault::remote::{RemoteFault, THREADS};
 use crate::supervised::fault::service::FaultService;
 use crate::supervised::group::Group;
+use crate::supervised::space::AddressSpace;
 use memfold_sys::thread;
 use std::io;
 use std::sync::Arc;
@@ -37,7 +38,7 @@ fn run(group: Arc<Group>) {
     }
 }
 
-fn serve(service: &mut FaultService, waiting: &RemoteFault) {
+fn serve(service: &mut FaultService, waiting: &RemoteFault<AddressSpace>) {
     let RemoteFault { space, fault, read } = waiting;
     if service.serve(space, *fault, Admission::Now) == Resolution::Retry {
         // The thread faults again, which has events read first.

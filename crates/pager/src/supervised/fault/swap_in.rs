@@ -4,7 +4,7 @@ use crate::page::{PageRange, VirtualPage};
 use crate::page_state::PageState;
 use crate::replacement::List;
 use crate::supervised::fault::claim::Claim;
-use crate::supervised::fault::message::Resolution;
+use crate::supervised::fault::message::{Fault, Resolution};
 use crate::supervised::fault::primitives::{after_failure, copy, kill_program, wake};
 use crate::supervised::fault::room::Charged;
 use crate::supervised::fault::service::{FaultService, UnfinishedLoad};
@@ -95,7 +95,9 @@ impl FaultService {
             && self.must_leave(claim.slot(faulting))
             && let Some(remote) = &self.group.remote
         {
-            remote.faults.recall(space, claim.page(faulting));
+            // Its thread was woken, and faults again.
+            let page = claim.page(faulting);
+            remote.faults.recall(space, Fault::of_recall(space, page));
             return Resolution::Done;
         }
         match failure {

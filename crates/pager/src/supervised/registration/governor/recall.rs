@@ -4,6 +4,7 @@ use super::{GATE_PATIENCE, Governor};
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{PageState, StageIndex};
 use crate::supervised::fault::claim::{Claim, SWAP_IN_WINDOW};
+use crate::supervised::fault::message::Fault;
 use crate::supervised::fault::service::FaultService;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::Inside;
@@ -115,9 +116,10 @@ impl Governor {
     /// Queues a page on another machine. `false` if too many are queued.
     fn recall_remote(&self, space: &Arc<AddressSpace>, page: VirtualPage) -> bool {
         let remote = &self.group.remote;
-        remote
-            .as_ref()
-            .is_none_or(|remote| remote.faults.recall(space, page))
+        remote.as_ref().is_none_or(|remote| {
+            let fault = Fault::of_recall(space, page);
+            remote.faults.recall(space, fault)
+        })
     }
 
     /// Reads and applies pending events. `false` if the gate is not available.
