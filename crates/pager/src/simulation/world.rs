@@ -322,7 +322,7 @@ impl World {
 
     /// A handler thread.
     pub(crate) fn handle(self: &Arc<Self>) {
-        let mut service = FaultService::new(self.group.clone());
+        let mut service = FaultService::new(self.group.clone()).expect("addresses");
         let mut listener = WorldListener(self.clone());
         while !self.is_stopping() {
             let mut any = false;
@@ -341,7 +341,8 @@ impl World {
 
     /// The governor's thread.
     pub(crate) fn govern(&self) {
-        let mut service = FaultService::with_patience(self.group.clone(), GOVERNOR_PATIENCE);
+        let group = self.group.clone();
+        let mut service = FaultService::with_patience(group, GOVERNOR_PATIENCE).expect("addresses");
         let mut scratch = Scratch::new();
         while !self.is_stopping() {
             service.finish_loads();
@@ -460,9 +461,10 @@ impl World {
         let (crew, seats) = Crew::of_seats(self.group.clone(), helpers);
         for seat in seats {
             let group = self.group.clone();
-            self.keep(named("crew", move || seat.attend(&group)));
+            let worker = seat.worker(&group).expect("addresses");
+            self.keep(named("crew", move || seat.attend(&group, worker)));
         }
-        let mut reclaimer = Reclaimer::new(self.group.clone(), crew);
+        let mut reclaimer = Reclaimer::new(self.group.clone(), crew).expect("addresses");
         while !self.is_stopping() {
             reclaimer.wait();
             let (_, came) = self.group.deferred.counts();

@@ -156,8 +156,8 @@ impl Supervisor {
             listeners,
             (self.guests.clone(), switch),
         )?;
-        let mut governor = Governor::new(group.clone(), handlers, is_proactive);
-        let mut reclaimer = Reclaimer::new(group.clone(), Crew::of_cpus(group.clone()));
+        let mut governor = Governor::new(group.clone(), handlers, is_proactive)?;
+        let mut reclaimer = Reclaimer::new(group.clone(), Crew::of_cpus(group.clone()))?;
         let mut sharing = SharingCount::new(group.clone());
         let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());
         spawn("acceptor").spawn(move || acceptor.run())?;

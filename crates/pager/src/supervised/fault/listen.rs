@@ -150,13 +150,13 @@ impl Handlers {
 
     /// Starts a thread, which waits for its turn, or ends if the sender is dropped.
     fn start_thread(self: &Arc<Self>, number: usize, thread: u32) -> io::Result<Sender<()>> {
-        let handlers = self.clone();
+        let (handlers, service) = (self.clone(), FaultService::new(self.group.clone())?);
         let (turns, turn) = channel();
         std::thread::Builder::new()
             .name(format!("fault-{}", self.cpus[number].cpu))
             .spawn(move || {
                 if turn.recv().is_ok() {
-                    handlers.run(number, thread);
+                    handlers.run((number, thread), service);
                 }
             })?;
         Ok(turns)
@@ -250,13 +250,12 @@ impl Handlers {
     }
 
     /// Serves a CPU's faults until the group stops, or this thread is replaced.
-    fn run(&self, number: usize, thread: u32) {
+    fn run(&self, (number, thread): (usize, u32), mut service: FaultService) {
         let handler = &self.cpus[number];
         // Failure costs latency only.
         let _ = thread::pin_to(handler.cpu);
         thread::set_nice(-10);
         thread::set_timer_slack(1000);
-        let mut service = FaultService::new(self.group.clone());
         let mut ready = Vec::new();
         let mut is_replaced = false;
         while !is_replaced && !self.group.stopping.load(Ordering::Relaxed) {

@@ -18,17 +18,17 @@ pub(crate) fn start(group: &Arc<Group>) -> io::Result<()> {
     }
     for number in 0..THREADS {
         let group = group.clone();
+        let service = FaultService::that_waits(group.clone())?;
         std::thread::Builder::new()
             .name(format!("remote-{number}"))
-            .spawn(move || run(group))?;
+            .spawn(move || run(&group, service))?;
     }
     Ok(())
 }
 
-fn run(group: Arc<Group>) {
+fn run(group: &Group, mut service: FaultService) {
     // As the handlers: a program waits for each fault.
     thread::set_nice(-10);
-    let mut service = FaultService::that_waits(group.clone());
     let Some(remote) = &group.remote else {
         return;
     };

@@ -8,6 +8,7 @@ use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::Shared;
 use memfold_swap::{Page, Scratch, Slot};
 use memfold_sys::page_buffer::PageBuffer;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,34 +49,34 @@ pub(crate) struct UnfinishedLoad {
 }
 
 impl FaultService {
-    /// Buffers for one thread.
-    pub(crate) fn new(group: Arc<Group>) -> FaultService {
-        FaultService {
+    /// Buffers for one thread, made before it starts: they need a mapping, which may fail.
+    pub(crate) fn new(group: Arc<Group>) -> io::Result<FaultService> {
+        Ok(FaultService {
             group,
-            buffer: PageBuffer::new(SWAP_IN_WINDOW as usize).expect("addresses for a window"),
+            buffer: PageBuffer::new(SWAP_IN_WINDOW as usize)?,
             scratch: Scratch::for_loads(),
             first_touch: false,
             waits: false,
             patience: None,
             unfinished: UnfinishedLoads::default(),
-        }
+        })
     }
 
     /// The same for a thread that all programs need, which waits for the gate of none for longer than
     /// `patience`.
-    pub(crate) fn with_patience(group: Arc<Group>, patience: Duration) -> FaultService {
-        FaultService {
+    pub(crate) fn with_patience(group: Arc<Group>, patience: Duration) -> io::Result<FaultService> {
+        Ok(FaultService {
             patience: Some(patience),
-            ..FaultService::new(group)
-        }
+            ..FaultService::new(group)?
+        })
     }
 
     /// The same for a thread that may wait for other machines.
-    pub(crate) fn that_waits(group: Arc<Group>) -> FaultService {
-        FaultService {
+    pub(crate) fn that_waits(group: Arc<Group>) -> io::Result<FaultService> {
+        Ok(FaultService {
             waits: true,
-            ..FaultService::new(group)
-        }
+            ..FaultService::new(group)?
+        })
     }
 
     /// Whether this thread must leave a page to one that may wait for other machines.

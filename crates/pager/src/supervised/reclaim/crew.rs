@@ -11,6 +11,7 @@ use crate::supervised::reclaim::round::{Progress, Worker, can_be_commanded};
 use crate::supervised::space::AddressSpace;
 use crate::sync::{Event, Mutex, lock};
 use crate::time::Instant;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -60,11 +61,15 @@ impl Seat {
         self.posted.notify();
     }
 
+    /// What its thread works with.
+    pub(crate) fn worker(&self, group: &Arc<Group>) -> io::Result<Worker> {
+        Worker::that_helps(group.clone(), self.priority.clone())
+    }
+
     /// Does the jobs that are posted here, until the group stops.
-    pub(crate) fn attend(&self, group: &Arc<Group>) {
+    pub(crate) fn attend(&self, group: &Arc<Group>, mut worker: Worker) {
         #[cfg(not(simulated))]
         self.priority.begin();
-        let mut worker = Worker::that_helps(group.clone(), self.priority.clone());
         while !group.stopping.load(Ordering::Relaxed) {
             self.posted.wait(IDLE);
             let job = lock(&self.job).take();
@@ -211,12 +216,14 @@ impl Crew {
         let (seat, cpus) = (Seat::new(&self.done), self.cpus.clone());
         let name = format!("reclaim-{}", self.seats.len() + 1);
         let its = seat.clone();
-        let run = move || {
-            // Else it stays where the reclaimer is for the moment. Failure costs time only.
-            let _ = memfold_sys::thread::run_on(&cpus);
-            its.attend(&group);
-        };
-        match std::thread::Builder::new().name(name).spawn(run) {
+        let started = seat.worker(&group).and_then(|worker| {
+            std::thread::Builder::new().name(name).spawn(move || {
+                // Else it stays where the reclaimer is for the moment. Failure costs time only.
+                let _ = memfold_sys::thread::run_on(&cpus);
+                its.attend(&group, worker);
+            })
+        });
+        match started {
             Ok(_) => {
                 self.seats.push((seat, None));
                 Some(self.seats.len() - 1)

@@ -24,6 +24,7 @@ use crate::supervised::space::gate::GATE_PATIENCE;
 use crate::sync::{Mutex, lock};
 use crate::time::Instant;
 use memfold_sys::PAGE_SIZE;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -69,9 +70,9 @@ pub(crate) struct Reclaimer {
 
 impl Reclaimer {
     /// The reclaimer of a group, with threads that help.
-    pub(crate) fn new(group: Arc<Group>, crew: Crew) -> Reclaimer {
-        Reclaimer {
-            worker: Worker::new(group.clone()),
+    pub(crate) fn new(group: Arc<Group>, crew: Crew) -> io::Result<Reclaimer> {
+        Ok(Reclaimer {
+            worker: Worker::new(group.clone())?,
             group,
             crew,
             turns: Turns::default(),
@@ -82,7 +83,7 @@ impl Reclaimer {
             missed: Vec::new(),
             retried: Instant::now(),
             next_search: Instant::now(),
-        }
+        })
     }
 
     /// Runs until the group stops.

@@ -21,6 +21,7 @@ use crate::sync::lock;
 use memfold_swap::{Scratch, Slot};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::page_buffer::PageBuffer;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -87,24 +88,27 @@ impl Progress {
 }
 
 impl Worker {
-    /// The reclaimer's.
-    pub(crate) fn new(group: Arc<Group>) -> Worker {
-        Worker {
-            service: FaultService::with_patience(group.clone(), GATE_PATIENCE),
+    /// The reclaimer's, made before its thread starts: it needs mappings, which may fail.
+    pub(crate) fn new(group: Arc<Group>) -> io::Result<Worker> {
+        Ok(Worker {
+            service: FaultService::with_patience(group.clone(), GATE_PATIENCE)?,
             group,
             scratch: Scratch::new(),
-            buffer: PageBuffer::new(BATCH).expect("addresses for a batch"),
+            buffer: PageBuffer::new(BATCH)?,
             oldest: Vec::new(),
             priority: None,
-        }
+        })
     }
 
     /// That of a thread that helps the reclaimer.
-    pub(crate) fn that_helps(group: Arc<Group>, priority: Arc<ReclaimerPriority>) -> Worker {
-        Worker {
+    pub(crate) fn that_helps(
+        group: Arc<Group>,
+        priority: Arc<ReclaimerPriority>,
+    ) -> io::Result<Worker> {
+        Ok(Worker {
             priority: Some(priority),
-            ..Worker::new(group)
-        }
+            ..Worker::new(group)?
+        })
     }
 
     /// One round over an address space, of which no other thread has one meanwhile.

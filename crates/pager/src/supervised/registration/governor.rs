@@ -124,11 +124,15 @@ pub(crate) struct Governor {
 
 impl Governor {
     /// The governor of a group, which reclaims proactively or not.
-    pub(crate) fn new(group: Arc<Group>, handlers: Arc<Handlers>, is_proactive: bool) -> Governor {
-        Governor {
+    pub(crate) fn new(
+        group: Arc<Group>,
+        handlers: Arc<Handlers>,
+        is_proactive: bool,
+    ) -> io::Result<Governor> {
+        Ok(Governor {
             messages: MessageService::new(
                 handlers.clone(),
-                FaultService::with_patience(group.clone(), GATE_PATIENCE),
+                FaultService::with_patience(group.clone(), GATE_PATIENCE)?,
                 GATE_PATIENCE,
             ),
             group,
@@ -149,7 +153,7 @@ impl Governor {
             is_awaited: false,
             is_any_unlistened: false,
             proactive: is_proactive.then(Proactive::new),
-        }
+        })
     }
 
     /// Runs until the group stops.

@@ -8,6 +8,7 @@ use crate::supervised::fault::service::FaultService;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::Exclusive;
 use crate::sync::lock;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,12 +40,15 @@ impl MessageService {
     }
 
     /// For a thread that no other program needs.
-    pub(super) fn that_waits(handlers: Arc<Handlers>, patience: Duration) -> MessageService {
-        let service = FaultService::new(handlers.reader.group().clone());
-        MessageService {
+    pub(super) fn that_waits(
+        handlers: Arc<Handlers>,
+        patience: Duration,
+    ) -> io::Result<MessageService> {
+        let service = FaultService::new(handlers.reader.group().clone())?;
+        Ok(MessageService {
             waits: true,
             ..MessageService::new(handlers, service, patience)
-        }
+        })
     }
 
     /// Makes sure that the events of all completed changes are applied. `None` while a change is in

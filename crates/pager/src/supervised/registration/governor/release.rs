@@ -124,7 +124,8 @@ impl Governor {
                 self.recall(space, everything, deadline);
             }
             None => {
-                let step = look_patiently(self.handlers.clone(), space.clone());
+                let handlers = self.handlers.clone();
+                let step = || look_patiently(handlers, space.clone());
                 self.waiting.note_miss(space.id, step);
             }
         }

@@ -11,6 +11,7 @@ use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::sync::lock;
 use crate::time::Instant;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -50,11 +51,9 @@ pub(super) fn begin_patiently(
     space: Arc<AddressSpace>,
     range: PageRange,
     number: u32,
-) -> impl FnOnce() -> Outcome + Send + 'static {
-    move || {
-        let mut messages = MessageService::that_waits(handlers, PATIENCE);
-        Outcome::Begun(messages.begin(&space, range, number))
-    }
+) -> io::Result<impl FnOnce() -> Outcome + Send + 'static> {
+    let mut messages = MessageService::that_waits(handlers, PATIENCE)?;
+    Ok(move || Outcome::Begun(messages.begin(&space, range, number)))
 }
 
 /// The step that finishes a request, for a thread that may wait for the program.
@@ -62,23 +61,21 @@ pub(super) fn finish_patiently(
     handlers: Arc<Handlers>,
     space: Arc<AddressSpace>,
     request: Request,
-) -> impl FnOnce() -> Outcome + Send + 'static {
-    move || {
-        let mut messages = MessageService::that_waits(handlers, PATIENCE);
+) -> io::Result<impl FnOnce() -> Outcome + Send + 'static> {
+    let mut messages = MessageService::that_waits(handlers, PATIENCE)?;
+    Ok(move || {
         let is_done = messages.finish(&space, &request) == Some(true);
         Outcome::Finished(request.range, is_done)
-    }
+    })
 }
 
 /// The look whether all of a program is back, for a thread that may wait for the program.
 pub(super) fn look_patiently(
     handlers: Arc<Handlers>,
     space: Arc<AddressSpace>,
-) -> impl FnOnce() -> Outcome + Send + 'static {
-    move || {
-        let mut messages = MessageService::that_waits(handlers, PATIENCE);
-        Outcome::AllBack(messages.is_all_back(&space) == Some(true))
-    }
+) -> io::Result<impl FnOnce() -> Outcome + Send + 'static> {
+    let mut messages = MessageService::that_waits(handlers, PATIENCE)?;
+    Ok(move || Outcome::AllBack(messages.is_all_back(&space) == Some(true)))
 }
 
 impl MessageService {

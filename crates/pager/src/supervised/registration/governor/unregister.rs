@@ -161,7 +161,8 @@ impl Governor {
         if begun.is_some() {
             self.waiting.note_success(space.id);
         } else {
-            let step = begin_patiently(self.handlers.clone(), space.clone(), range, number);
+            let handlers = self.handlers.clone();
+            let step = || begin_patiently(handlers, space.clone(), range, number);
             self.waiting.note_miss(space.id, step);
         }
         begun
@@ -177,7 +178,8 @@ impl Governor {
         if finished.is_some() {
             self.waiting.note_success(space.id);
         } else {
-            let step = finish_patiently(self.handlers.clone(), space.clone(), request.clone());
+            let handlers = self.handlers.clone();
+            let step = || finish_patiently(handlers, space.clone(), request.clone());
             self.waiting.note_miss(space.id, step);
         }
         if finished == Some(true) {

@@ -8,6 +8,7 @@
 
 use memfold_sys::thread::{self, Standing};
 use std::collections::HashMap;
+use std::io;
 use std::thread::JoinHandle;
 
 /// Failed tries in a row, one a tick, after which a thread is started. More delay the request of a program that
@@ -71,21 +72,27 @@ impl<T: Send + 'static> Waiting<T> {
         self.missed.remove(&space);
     }
 
-    /// Notes that a try failed. After too many of them, a thread runs `step`.
-    pub(super) fn note_miss(&mut self, space: u64, step: impl FnOnce() -> T + Send + 'static) {
+    /// Notes that a try failed. After too many of them, a thread runs the step that `prepare` makes.
+    pub(super) fn note_miss<S: FnOnce() -> T + Send + 'static>(
+        &mut self,
+        space: u64,
+        prepare: impl FnOnce() -> io::Result<S>,
+    ) {
         let missed = self.missed.entry(space).or_default();
         *missed += 1;
         if *missed < MISSED_MOST || self.threads.len() >= THREADS_MOST || self.has(space) {
             return;
         }
         let thread = std::thread::Builder::new().name("unregister".to_owned());
-        let step = || {
-            // As the handlers: it may read events for long.
-            thread::set_standing(thread::current_id(), Standing::Before);
-            step()
-        };
+        let started = prepare().and_then(|step| {
+            thread.spawn(|| {
+                // As the handlers: it may read events for long.
+                thread::set_standing(thread::current_id(), Standing::Before);
+                step()
+            })
+        });
         // Where no thread can be started, the next tick tries again.
-        if let Ok(thread) = thread.spawn(step) {
+        if let Ok(thread) = started {
             self.missed.remove(&space);
             self.threads.insert(space, thread);
         }
@@ -123,17 +130,17 @@ mod tests {
         let mut waiting = Waiting::default();
         let mut step = Some(move || pause.recv().map_or(0, |()| 7));
         for _ in 1..MISSED_MOST {
-            waiting.note_miss(1, || 0);
+            waiting.note_miss(1, || Ok(|| 0));
             assert_eq!(
                 waiting.take(1),
                 Progress::None,
                 "it was waited for too soon"
             );
         }
-        waiting.note_miss(1, step.take().expect("the first time"));
+        waiting.note_miss(1, || Ok(step.take().expect("the first time")));
         assert_eq!(waiting.take(1), Progress::Waits);
         // Others are tried, and waited for, meanwhile.
-        (0..MISSED_MOST).for_each(|_| waiting.note_miss(2, || 8));
+        (0..MISSED_MOST).for_each(|_| waiting.note_miss(2, || Ok(|| 8)));
         assert_eq!(result(&mut waiting, 2), 8);
         assert!(waiting.is_under_way(1) && waiting.has(1));
         pauses.send(()).expect("it waits");
@@ -145,12 +152,12 @@ mod tests {
     fn tries_of_one_program_do_not_count_for_another() {
         let mut waiting = Waiting::default();
         for _ in 1..MISSED_MOST {
-            waiting.note_miss(1, || 1);
-            waiting.note_miss(2, || 2);
+            waiting.note_miss(1, || Ok(|| 1));
+            waiting.note_miss(2, || Ok(|| 2));
         }
         waiting.note_success(1);
-        waiting.note_miss(1, || 1);
-        waiting.note_miss(2, || 2);
+        waiting.note_miss(1, || Ok(|| 1));
+        waiting.note_miss(2, || Ok(|| 2));
         assert!(!waiting.has(1) && waiting.has(2));
     }
 
@@ -164,14 +171,27 @@ mod tests {
             let pause = pause.clone();
             let wait = move || pause.lock().expect("a lock").recv().is_ok();
             for _ in 1..MISSED_MOST {
-                waiting.note_miss(space, || false);
+                waiting.note_miss(space, || Ok(|| false));
             }
-            waiting.note_miss(space, wait);
+            waiting.note_miss(space, || Ok(wait));
         }
         let started = all.filter(|space| waiting.has(*space)).count();
         assert_eq!(started, THREADS_MOST);
         drop(pauses);
         waiting.forget(|_| true);
         assert!(!waiting.has(0));
+    }
+
+    #[test]
+    fn where_memory_is_short_the_next_tick_tries_again() {
+        let mut waiting = Waiting::default();
+        for _ in 0..=MISSED_MOST {
+            waiting.note_miss(1, || {
+                Err::<fn() -> u32, _>(io::ErrorKind::OutOfMemory.into())
+            });
+        }
+        assert!(!waiting.has(1));
+        waiting.note_miss(1, || Ok(|| 1));
+        assert_eq!(result(&mut waiting, 1), 1);
     }
 }
