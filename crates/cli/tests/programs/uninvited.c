@@ -7,6 +7,7 @@
  *                                 a minute to close
  *   uninvited hold COUNT           becomes another user, connects COUNT times, says nothing and sleeps
  *   uninvited sound                says hello for itself, with all that memfold asks for: it is welcomed
+ *   uninvited leave                says hello for itself twice, hangs up before the answers, and lives on
  *   uninvited foreign              says hello for a child with userfaultfds of its own
  *   uninvited claim MEGABYTES      says hello for memory that another process has inherited by a fork; what it inherited
  *                                 itself it is given
@@ -320,6 +321,24 @@ static int sound(void)
     return !welcomed;
 }
 
+static int leave(void)
+{
+    find_memfold();
+    become_nobody();
+    for (int turn = 0; turn < 2; turn++) {
+        char *arena = map_arena(NULL);
+        seal(arena, FRONT_PAGES + STAGE_PAGES);
+        int both[RIGHTS_MOST] = {own_userfaultfd(), own_userfaultfd()}, socket_ = connect_to_memfold();
+        must(socket_ < 0, "connect");
+        struct hello hello = sound_hello(arena);
+        must(!is_sent(socket_, &hello, sizeof hello, both, RIGHTS_MOST), "send");
+        close(socket_), close(both[0]), close(both[1]);
+    }
+    say("left\n");
+    pause();
+    return 0;
+}
+
 /* The userfaultfds are the parent's; whose memory would be read is the child. */
 static int foreign(void)
 {
@@ -555,6 +574,8 @@ int main(int count, char **arguments)
         return hold(atoi(arguments[2]));
     if (!strcmp(mode, "sound"))
         return sound();
+    if (!strcmp(mode, "leave"))
+        return leave();
     if (!strcmp(mode, "foreign"))
         return foreign();
     if (!strcmp(mode, "claim") && count == 3)

@@ -203,6 +203,33 @@ fn a_hello_that_is_true_is_welcomed() {
     says(&["sound"], "welcomed\n");
 }
 
+/// Else its process counts as managed, and is given no helper later.
+#[test]
+fn nothing_is_kept_of_a_helper_that_left_before_its_welcome() {
+    const HELLOS: u64 = 2;
+    const PATIENCE: Duration = Duration::from_secs(5);
+    beside!(&["cc"]);
+    let mut running = Program::new(uninvited())
+        .args(["leave"])
+        .timeout(Duration::from_secs(60))
+        .start(LIMIT);
+    running.wait_for_output("left\n".len());
+    let began = Instant::now();
+    loop {
+        let now = running.statistics();
+        let came = now["processes"].as_u64().expect("a number");
+        let held = now["programs"].as_array().expect("a list").len();
+        // The program's own helper may have come.
+        if came >= HELLOS && held <= 1 {
+            break;
+        }
+        assert!(began.elapsed() < PATIENCE, "{came} came, {held} are held");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    running.wait_for_error("runs unmanaged");
+    drop(running.terminate());
+}
+
 #[test]
 fn anothers_userfaultfd_opens_no_process() {
     is_refused(&["foreign"]);

@@ -351,8 +351,13 @@ impl Acceptor {
         Ok(())
     }
 
+    /// Has the end of a helper be noticed.
+    pub(crate) fn watch(&self, connection: &Connection, id: u64) -> io::Result<()> {
+        self.epoll.add(connection.as_fd(), id)
+    }
+
     /// Before a connection is dropped, after which it may stay open until a thread closes it.
-    fn unwatch(&self, connection: &Connection) {
+    pub(crate) fn unwatch(&self, connection: &Connection) {
         // Fails only if it is not there.
         let _ = self.epoll.remove(connection.as_fd());
     }
@@ -518,21 +523,17 @@ impl Acceptor {
             &newcomer.hello,
             newcomer.descriptors,
         );
-        self.watch_or_warn(&process, admitted);
+        self.keep_or_warn(&process, admitted);
     }
 
-    /// Watches the connection of a program that was admitted.
-    pub(crate) fn watch_or_warn(
+    /// Keeps the connection of a program that was admitted, which is watched.
+    pub(crate) fn keep_or_warn(
         &mut self,
         process: &Process,
         admitted: io::Result<(u64, Connection)>,
     ) {
-        let watched = admitted.and_then(|(id, connection)| {
-            self.epoll.add(connection.as_fd(), id)?;
-            self.sockets.insert(id, connection);
-            Ok(())
-        });
-        if let Err(error) = watched {
+        let kept = admitted.map(|(id, connection)| self.sockets.insert(id, connection));
+        if let Err(error) = kept {
             self.warn_unless_gone(process, &error);
         }
     }

@@ -84,7 +84,7 @@ fn helper_of(peer: &Peer, hello: &Hello) -> io::Result<(Layout, i32)> {
 }
 
 impl Acceptor {
-    /// Admits a program. Returns its number, and the connection by which its end is noticed.
+    /// Admits a program. Returns its number, and the connection by which its end is noticed, which is watched from now on.
     pub(crate) fn admit(
         &mut self,
         peer: Peer,
@@ -105,9 +105,11 @@ impl Acceptor {
             (space, inspector)
         };
         let admitted = self.admit_as(&space, inspector, (&peer, user), (hello, helper), &trash);
-        if admitted.is_err() && !is_child {
-            // Its userfaultfd goes with it.
-            self.discard.drop_later(user, Box::new(space.clone()));
+        if admitted.is_err() {
+            self.unwatch(&peer.connection);
+            if !is_child {
+                self.undo(space.clone(), user);
+            }
         }
         admitted.map(|()| (space.id, peer.connection))
     }
@@ -152,7 +154,7 @@ impl Acceptor {
                 }
                 Admission::NotYet => return,
             };
-            self.watch_or_warn(&process, admitted);
+            self.keep_or_warn(&process, admitted);
         }
     }
 
@@ -169,13 +171,21 @@ impl Acceptor {
         });
         let id = space.id;
         if admitted.is_err() {
-            // The page states of its parent were for it alone.
-            self.handlers.forget(&space);
-            self.group.dismiss(&space);
-            // Its userfaultfd goes with it.
-            self.discard.drop_later(child.user, Box::new(space));
+            self.unwatch(&peer.connection);
+            self.undo(space, child.user);
         }
         admitted.map(|()| (id, peer.connection))
+    }
+
+    /// Lets go of an address space that was for one process alone, and could not be admitted.
+    fn undo(&self, space: Arc<AddressSpace>, user: u32) {
+        // It counts as a program if `take_in` was done, or its fork prepared.
+        if self.group.space(space.id).is_some() {
+            self.handlers.forget(&space);
+            self.group.dismiss(&space);
+        }
+        // Its userfaultfd goes with it.
+        self.discard.drop_later(user, Box::new(space));
     }
 
     /// Has a peer prove that an address space is its own.
@@ -240,6 +250,8 @@ impl Acceptor {
                 "it has too many mappings to be followed after a fork",
             ));
         }
+        // Its end must be noticed once it is managed.
+        self.watch(&peer.connection, space.id)?;
         welcome(&peer.connection, space, &file, is_child && !is_prepared)?;
         space.life.attach();
         Ok(())
