@@ -87,6 +87,8 @@ pub enum Bug {
     CarriedManaged,
     /// What was moved, registered but not managed as yet, to where a run was carried off from was taken for empty.
     CarriedUntold,
+    /// A run that was carried off was forgotten if the read that followed failed.
+    CarriedForgotten,
     /// Where forks are prepared, what was mapped anew was registered before the unmapping of what it replaced was applied.
     ManagedRegistered,
     /// 05f854e: a thread that all programs need tried the gate of one for a while, and then entered it to serve
@@ -141,9 +143,10 @@ impl Bug {
 
     /// Those that it finds in longer searches, or did not find yet.
     #[cfg(simulated)]
-    pub const RARE: [Bug; 9] = [
+    pub const RARE: [Bug; 10] = [
         Bug::ZerosBesideMadvise,
         Bug::CarriedUnmanaged,
+        Bug::CarriedForgotten,
         Bug::ClaimsWithoutNumbers,
         Bug::DropUnknownWhereUnmanaged,
         Bug::StrayUnnoticed,

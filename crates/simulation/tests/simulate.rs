@@ -181,6 +181,8 @@ fn check_carried(seed: u64, schedules: u64, bug: Option<Bug>) -> Result<(), Fail
     history.carries = true;
     if bug == Some(Bug::CarriedOverrun) || seed.is_multiple_of(MOVES_BESIDE) {
         move_beside(&mut history);
+    } else if bug == Some(Bug::CarriedForgotten) || seed % MOVES_BESIDE == 5 {
+        fork_beside(&mut history);
     } else if bug == Some(Bug::CarriedUnreported) || seed % MOVES_BESIDE == 1 {
         map_anew(&mut history);
     } else if bug == Some(Bug::CarriedUnmanaged) {
@@ -243,6 +245,17 @@ fn move_beside(history: &mut History) {
         steps
     };
     share_places_of(history, vec![mover(0), mover(1)]);
+}
+
+/// The same, and another thread forks, of which the event cannot be read now and then. The children end at once.
+fn fork_beside(history: &mut History) {
+    move_beside(history);
+    history.threads.push(vec![Step::Fork(vec![Step::Kill]); 8]);
+    (history.prepared, history.limit) = (false, 20);
+    (
+        history.adversity.unread_forks,
+        history.adversity.late_helper,
+    ) = (true, true);
 }
 
 /// Two threads unmap memory and map memory there again, which is not registered as yet.

@@ -17,6 +17,10 @@ pub struct Adversity {
     pub stops: bool,
     /// Requests to the kernel fail now and then for want of memory, or because a page is pinned.
     pub shortages: bool,
+    /// Half of the reads of fork events fail, as where descriptors are short.
+    pub unread_forks: bool,
+    /// The helper is preempted before it carries a run off, until mappings change, and threads that are to fork until it has.
+    pub late_helper: bool,
     /// Threads of memfold are preempted for long where they are about to fill pages.
     pub preemption: bool,
     /// Threads of programs are preempted for long between a change of their mappings and its event.
@@ -35,6 +39,8 @@ impl Adversity {
         Adversity {
             stops: one_of(5),
             shortages: one_of(6),
+            unread_forks: false,
+            late_helper: false,
             preemption: one_of(12),
             // Where two threads change mappings and one goes on, the order of their changes is a guess.
             late_events: false,
@@ -118,6 +124,16 @@ pub fn is_by_hand() -> bool {
 /// Whether this request fails.
 pub fn is_refused() -> bool {
     NOW.get().shortages && shuttle::rand::thread_rng().gen_range(0..REFUSED) == 0
+}
+
+/// Whether a fork event cannot be read.
+pub fn is_fork_unread() -> bool {
+    is_refused() || NOW.get().unread_forks && shuttle::rand::thread_rng().gen_range(0..2) == 0
+}
+
+/// Whether the helper is preempted until mappings change.
+pub fn is_helper_late() -> bool {
+    NOW.get().late_helper
 }
 
 /// For how many looks a thread of memfold is preempted at most, and after how many changes of the page that

@@ -245,6 +245,7 @@ impl ProgramThread {
             self.fork_prepared(steps);
             return;
         }
+        self.await_carried();
         let channel = self.world.channel_of(&self.memory);
         let raise = |by: i32| {
             if let Some(channel) = &channel {
@@ -268,6 +269,20 @@ impl ProgramThread {
             world.exit(&memory);
         });
         self.world.keep(thread);
+    }
+
+    /// Where the helper is late, waits until it has carried a run off and the event is unread.
+    fn await_carried(&self) {
+        const LOOKS: usize = 400;
+        for _ in 0..LOOKS {
+            let state = self.memory.state();
+            let is_own = |page| state.pages.get(&page).is_some_and(|mapped| mapped.own);
+            if !adversity::is_helper_late() || state.queues.is_move_unread(is_own) {
+                return;
+            }
+            drop(state);
+            time::yield_now();
+        }
     }
 
     /// The only thread of a forked child, with the areas of this one.

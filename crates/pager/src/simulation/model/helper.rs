@@ -10,6 +10,7 @@ use crate::simulation::sync::dawdle;
 use crate::simulation::trace::trace;
 use crate::supervised::kernel::Memory as _;
 use crate::sync::interleave;
+use crate::time;
 use memfold_sys::Errno;
 use memfold_sys::channel::{DropRun, MoveRun};
 use memfold_sys::port::Outcome;
@@ -213,6 +214,7 @@ impl Helper {
         }
         // Mappings may change now.
         dawdle();
+        self.await_change();
         let read_before = self.channel.carried();
         let raised = self.memory.carry_off(of(source, pages), target)?;
         let is_inside = self.channel.helper_gate().is_inside();
@@ -228,6 +230,16 @@ impl Helper {
         }
         run.moved = pages;
         Ok(())
+    }
+
+    fn await_change(&self) {
+        const LOOKS: usize = 60;
+        for _ in 0..LOOKS {
+            if !adversity::is_helper_late() || self.memory.state().queues.changing > 0 {
+                return;
+            }
+            time::yield_now();
+        }
     }
 
     fn unregister(&self, start: VirtualPage, pages: u32) -> Result<(), Errno> {

@@ -173,6 +173,12 @@ impl Queues {
         self.faults.iter().all(|fault| fault.read) && self.events.front().is_some_and(is_fork)
     }
 
+    /// Whether the event of a move to one of these pages is unread.
+    pub fn is_move_unread(&self, is_target: impl Fn(VirtualPage) -> bool) -> bool {
+        let mut events = self.events.iter();
+        events.any(|(_, event, _)| matches!(event, Message::Remap { to, .. } if is_target(*to)))
+    }
+
     /// Whether the calling thread is told that a message can be read (`epoll_wait`), once.
     pub fn take_told(&mut self) -> bool {
         let own = thread::current().id();

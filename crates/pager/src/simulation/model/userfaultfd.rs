@@ -38,7 +38,7 @@ impl Userfaultfd {
             // The kernel looks for each message anew.
             interleave();
             // It has no descriptor for a child's userfaultfd, and what was read before is all.
-            if self.0.state().queues.is_fork_next() && adversity::is_refused() {
+            if self.0.state().queues.is_fork_next() && adversity::is_fork_unread() {
                 return if read > 0 {
                     Ok(read)
                 } else {

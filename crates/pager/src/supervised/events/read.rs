@@ -9,7 +9,7 @@ use crate::supervised::fork::apply::ConcurrentChanges;
 use crate::supervised::fork::unapplied::UnappliedFork;
 use crate::supervised::group::Group;
 use crate::supervised::kernel::{MESSAGES, Memory, Message, Ports, Userfaultfd};
-use crate::supervised::reclaim::batch::{Carried, HelperPort};
+use crate::supervised::reclaim::batch::HelperPort;
 use crate::supervised::space::gate::Exclusive;
 use crate::supervised::space::{AddressSpace, Changes};
 use crate::supervised::util::fd_pressure::{self, patiently};
@@ -73,10 +73,13 @@ impl Reader {
     ) -> Messages {
         let mut messages = Messages::default();
         let mut changes = lock(&space.changes);
-        let mut carried = None;
-        let Some(quiet) = collect(space, gate, (&mut messages, &mut carried), &mut changes) else {
+        let Some(quiet) = collect(space, gate, &mut messages, &mut changes) else {
+            if Bug::CarriedForgotten.is_back() {
+                changes.carried = None;
+            }
             return messages;
         };
+        let carried = changes.carried.take();
         let is_own_alone = carried.is_some() && quiet && !changes.order.is_waiting();
         if !is_own_alone {
             // Else the helper goes on with its batch: nothing has changed that it was planned from.
@@ -183,17 +186,18 @@ impl Reader {
 fn collect(
     space: &AddressSpace,
     gate: &Exclusive<'_>,
-    (messages, carried): (&mut Messages, &mut Option<Carried>),
+    messages: &mut Messages,
     changes: &mut Changes,
 ) -> Option<bool> {
     let waited = LazyCell::new(RunTime::begin);
     // Events of an earlier read may still be pending.
     let (mut needs_order, mut any) = (changes.order.is_waiting(), false);
+    needs_order |= changes.carried.is_some();
     let mut is_stored = Bug::StageReadAfterFork.is_back();
     let mut buffer = Vec::with_capacity(MESSAGES);
     loop {
         if let Some(unread) = space.settle_before_read(gate, || changes.order.removals()) {
-            (*carried, needs_order) = (Some(unread), true);
+            (changes.carried, needs_order) = (Some(unread), true);
         }
         if !is_stored && space.channel.is_forking() && space.is_changing() {
             // Once the event is read, the parent runs and may be gone at any moment.
@@ -226,7 +230,7 @@ fn collect(
                 && let Some(own) = space.take_carried(gate, (from, to), || changes.order.removals())
             {
                 // Others may have changed mappings just before, and their events come later.
-                (*carried, needs_order) = (Some(own), true);
+                (changes.carried, needs_order) = (Some(own), true);
                 continue;
             }
             let Some(change) = sort(message, space, messages, changes) else {

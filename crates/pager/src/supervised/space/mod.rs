@@ -41,7 +41,7 @@ use crate::supervised::fault::readahead::sequential::Windows;
 use crate::supervised::fork::family;
 use crate::supervised::fork::unapplied::UnappliedFork;
 use crate::supervised::kernel::{Inspector, Memory, Process, SharedChannel, Userfaultfd};
-use crate::supervised::reclaim::batch::HelperPort;
+use crate::supervised::reclaim::batch::{Carried, HelperPort};
 use crate::supervised::reclaim::stage::Stage;
 use crate::supervised::registration::refused::Refused;
 use crate::supervised::resources::Resources;
@@ -88,6 +88,9 @@ pub(crate) struct Changes {
     pub forks: HashMap<u64, UnappliedFork>,
     /// The number of the next fork.
     pub next_fork: u64,
+    /// A run that the helper carried off, from its event on until all changes of other threads are applied: reads in
+    /// between may fail.
+    pub carried: Option<Carried>,
     /// The last read failed.
     pub unreadable: bool,
 }
