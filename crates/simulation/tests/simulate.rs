@@ -197,7 +197,7 @@ fn check_carried(seed: u64, schedules: u64, bug: Option<Bug>) -> Result<(), Fail
         move_anew(&mut history);
     }
     // Of others no event comes that leaves memfold in doubt.
-    let may_be_killed = bug.is_some() || (1..=4).contains(&(seed % MOVES_BESIDE));
+    let may_be_killed = bug.is_some() || (1..=5).contains(&(seed % MOVES_BESIDE));
     Bug::put_back(bug);
     match try_run(&history, schedules, SCHEDULES) {
         Ok(()) => Ok(()),
@@ -250,7 +250,7 @@ fn move_beside(history: &mut History) {
 /// The same, and another thread forks, of which the event cannot be read now and then. The children end at once.
 fn fork_beside(history: &mut History) {
     move_beside(history);
-    history.threads.push(vec![Step::Fork(vec![Step::Kill]); 8]);
+    history.threads.push(vec![Step::Fork(vec![]); 8]);
     (history.prepared, history.limit) = (false, 20);
     (
         history.adversity.unread_forks,

@@ -90,6 +90,7 @@ impl Reader {
         if !forks.is_empty() {
             space.store_staged(gate);
         }
+        let known = messages.children.len();
         for number in forks {
             // Before any change of this read is applied: the child's mappings tell which of them it contains.
             if let Some(fork) = changes.forks.remove(&number) {
@@ -131,7 +132,11 @@ impl Reader {
             space.prepared.note_concurrent();
         }
         if let Some(carried) = carried {
-            space.resolve_overrun(gate, carried);
+            let is_overrun = space.resolve_overrun(gate, carried);
+            for child in messages.children.iter().skip(known) {
+                // It has the page states of before.
+                child.fork.lost.fetch_or(is_overrun, Ordering::Relaxed);
+            }
         }
         let table = gate.table_mut();
         emptied.into_iter().for_each(|range| table.prune(range));

@@ -212,22 +212,23 @@ impl AddressSpace {
     /// Looks which pages were carried off, once the changes of other threads are applied: they count as later than the
     /// helper's, of which its event tells nothing. What had moved away before is in memory where it moved to (and what
     /// is still where it was, if `mlockall` has filled the stage). What had moved to where the run was is in the stage.
-    pub(crate) fn resolve_overrun(&self, gate: &Exclusive<'_>, carried: Carried) {
+    /// Returns whether page states were wrong.
+    pub(crate) fn resolve_overrun(&self, gate: &Exclusive<'_>, carried: Carried) -> bool {
         if Bug::CarriedOverrun.is_back() {
-            return;
+            return false;
         }
         let (Ok(still), Ok(in_stage)) = (
             self.present(carried.from),
             self.present(carried.places(self)),
         ) else {
-            return;
+            return false;
         };
         let overrun = {
             let mut port = lock(&self.helper_port);
             port.is_unresolved = false;
             std::mem::take(&mut port.overrun)
         };
-        let (mut is_unknown, mut is_untold) = (false, false);
+        let (mut is_unknown, mut is_untold, mut were_wrong) = (false, false, false);
         let mut stage = lock(&self.stage);
         for step in 0..carried.from.pages() as u32 {
             let page = carried.from.start.plus(u64::from(step));
@@ -242,7 +243,7 @@ impl AddressSpace {
                 && (gate.table().entry(owner)).replace(PageState::Staged(place), PageState::FRESH)
             {
                 stage.retire(place);
-                is_others = true;
+                (is_others, were_wrong) = (true, true);
             }
             let entry = gate.table().entry(page);
             if matches!(entry.load(), PageState::Resident { .. })
@@ -250,6 +251,7 @@ impl AddressSpace {
                 && stage.revive(place, page)
             {
                 entry.set(PageState::Staged(place));
+                were_wrong = true;
             }
             is_unknown |= is_others
                 && matches!(entry.load(), PageState::Removed(removal) if removal.is_before(carried.removals))
@@ -274,6 +276,7 @@ impl AddressSpace {
                  may be lost",
             );
         }
+        were_wrong
     }
 
     /// Number of `madvise` events that were read, of which so many are unapplied.
