@@ -99,7 +99,7 @@ impl Reader {
                 messages.children.extend(child);
             }
         }
-        let mut ordered = 0;
+        let (mut ordered, mut has_moved) = (0, false);
         loop {
             let change = changes.order.next(&lock(&space.managed), quiet);
             if let Some(change) = change {
@@ -118,6 +118,7 @@ impl Reader {
                 }
                 Some(Change::Remove(range)) => space.apply_remove(gate, range),
                 Some(Change::Remap { from, to, stays }) => {
+                    has_moved = true;
                     // Unless quiet, the echo may be yet to come.
                     let stays = stays && quiet;
                     space.apply_remap(gate, from, to, stays);
@@ -132,7 +133,8 @@ impl Reader {
             space.prepared.note_concurrent();
         }
         if let Some(carried) = carried {
-            let is_overrun = space.resolve_overrun(gate, carried);
+            let were_wrong = space.resolve_overrun(gate, carried);
+            let is_overrun = were_wrong.unwrap_or(has_moved);
             for child in messages.children.iter().skip(known) {
                 // It has the page states of before.
                 child.fork.lost.fetch_or(is_overrun, Ordering::Relaxed);

@@ -1,10 +1,10 @@
 //! Staged pages at a fork: they are stored, so that parent and child can own a reference of each.
 
-use crate::page::VirtualPage;
+use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{PageState, StageIndex};
 use crate::page_table::PageTable;
 use crate::supervised::kernel::Process;
-use crate::supervised::reclaim::batch::Batch;
+use crate::supervised::reclaim::batch::{Batch, Overrun};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::sync::lock;
@@ -82,5 +82,11 @@ impl AddressSpace {
             .entry(page)
             .set(PageState::Swapped(slot, self.resources.refaults.shadow()));
         lock(&self.stage).retire(place);
+        // What is there may be another page, which was moved to where the run was.
+        let mut stored = Overrun::default();
+        stored
+            .unmapped
+            .add(PageRange::around(self.stage_page(place), 1));
+        self.note_overrun(&stored);
     }
 }

@@ -212,21 +212,21 @@ impl AddressSpace {
     /// Looks which pages were carried off, once the changes of other threads are applied: they count as later than the
     /// helper's, of which its event tells nothing. What had moved away before is in memory where it moved to (and what
     /// is still where it was, if `mlockall` has filled the stage). What had moved to where the run was is in the stage.
-    /// Returns whether page states were wrong.
-    pub(crate) fn resolve_overrun(&self, gate: &Exclusive<'_>, carried: Carried) -> bool {
+    /// Returns whether page states were wrong; `None` if that cannot be seen, as the program is exiting.
+    pub(crate) fn resolve_overrun(&self, gate: &Exclusive<'_>, carried: Carried) -> Option<bool> {
+        let overrun = {
+            let mut port = lock(&self.helper_port);
+            port.is_unresolved = false;
+            std::mem::take(&mut port.overrun)
+        };
         if Bug::CarriedOverrun.is_back() {
-            return false;
+            return Some(false);
         }
         let (Ok(still), Ok(in_stage)) = (
             self.present(carried.from),
             self.present(carried.places(self)),
         ) else {
-            return false;
-        };
-        let overrun = {
-            let mut port = lock(&self.helper_port);
-            port.is_unresolved = false;
-            std::mem::take(&mut port.overrun)
+            return None;
         };
         let (mut is_unknown, mut is_untold, mut were_wrong) = (false, false, false);
         let mut stage = lock(&self.stage);
@@ -276,7 +276,7 @@ impl AddressSpace {
                  may be lost",
             );
         }
-        were_wrong
+        Some(were_wrong || is_unknown || is_untold)
     }
 
     /// Number of `madvise` events that were read, of which so many are unapplied.

@@ -169,9 +169,9 @@ impl HelperPort {
         self.port.shared()
     }
 
-    /// Whether no command may be posted now.
+    /// Whether no command may be posted now. A command frees places, in which pages may be that are not found as yet.
     pub(crate) fn is_busy(&self) -> bool {
-        self.batch.is_some() || self.taken_over || self.stage_closed
+        self.batch.is_some() || self.taken_over || self.stage_closed || self.is_unresolved
     }
 
     /// Whether a command is in flight and the helper is not done with it.
