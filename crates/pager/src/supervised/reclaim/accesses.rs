@@ -19,8 +19,9 @@ use std::sync::atomic::Ordering;
 
 /// Pages of which is asked at once. More asks for pages that the hand does not reach; fewer takes more system calls.
 const ASKED_AT_ONCE: u64 = 512;
-/// Ranges that are tracked at the next round. More hold the gate for longer; those beyond count as accessed once more.
-const MOST_ARRIVED: usize = 512;
+/// Ranges that are tracked at once. More hold the gate for longer. Of those that come beyond, pages count as accessed once
+/// more; those that were accessed beyond leave.
+const MOST_TRACKED: usize = 512;
 
 /// What one batch spares.
 #[derive(Default)]
@@ -28,17 +29,20 @@ pub(crate) struct Sparing {
     /// Where it was asked which pages were accessed.
     asked: PageRange,
     accessed: RangeSet,
-    /// What it has spared there.
+    /// What it has spared. It is not asked for again, as its accesses are tracked anew only then.
     spared: RangeSet,
-    /// Pages that it has spared.
-    pub pages: usize,
 }
 
 impl Sparing {
     /// Whether a page stays, as it was accessed.
     pub(crate) fn spares(&mut self, space: &AddressSpace, page: VirtualPage) -> bool {
+        if self.spared.containing(page).is_some() {
+            return true;
+        }
+        if self.spared.ranges().len() >= MOST_TRACKED {
+            return false;
+        }
         if !self.asked.contains(page) {
-            self.track_spared(space);
             self.asked = PageRange {
                 start: page,
                 end: page.plus(ASKED_AT_ONCE),
@@ -52,29 +56,23 @@ impl Sparing {
         let spares = self.accessed.containing(page).is_some();
         if spares {
             self.spared.add(PageRange::around(page, 1));
-            self.pages += 1;
         }
         spares
     }
 
-    /// Tracks what was spared anew.
+    /// Pages that it has spared.
+    pub(crate) fn pages(&self) -> u64 {
+        self.spared.pages()
+    }
+
+    /// Tracks anew what was spared.
     pub(crate) fn track_spared(&mut self, space: &AddressSpace) {
-        let spared = std::mem::take(&mut self.spared);
-        let (Some(first), Some(last)) = (spared.ranges().first(), spared.ranges().last()) else {
-            return;
-        };
         // Their accesses were faults that copied nothing (`fork/shared_counter.rs`).
         let counted = &space.sampling.counted_faults;
-        counted.fetch_add(spared.pages(), Ordering::Relaxed);
-        let around = PageRange {
-            start: first.start,
-            end: last.end,
-        };
-        // A part of it may be registered otherwise.
-        if space.uffd().track(around) == Err(Errno::ENOENT) {
-            for range in spared.ranges() {
-                let _ = space.uffd().track(*range);
-            }
+        counted.fetch_add(self.spared.pages(), Ordering::Relaxed);
+        for range in self.spared.ranges() {
+            // It may be unmapped by now, or registered otherwise.
+            let _ = space.uffd().track(*range);
         }
     }
 }
@@ -103,7 +101,7 @@ impl AddressSpace {
             return;
         }
         let mut arrived = lock(&self.clock.arrived);
-        if arrived.ranges().len() < MOST_ARRIVED {
+        if arrived.ranges().len() < MOST_TRACKED {
             arrived.add(range);
         }
     }

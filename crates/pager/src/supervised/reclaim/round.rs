@@ -163,7 +163,9 @@ impl Worker {
         let now = self.group.resources.seconds();
         let (batch, exhausted) = Batch::plan(space, &gate, (wanted, kept), now);
         progress.exhausted = exhausted && batch.is_empty() && staged == 0;
-        let no_victims = wanted > 0 && batch.moves.is_empty();
+        // The next batch takes what this one spared.
+        let has_spared = space.clock.spared_all.load(Ordering::Relaxed);
+        let no_victims = wanted > 0 && batch.moves.is_empty() && !has_spared;
         if !batch.is_empty() {
             space.unprotect_for_cow_break(&batch.moves);
             if space.resources.carries() {

@@ -24,7 +24,7 @@ pub(crate) const LOOKED_AT: usize = 1 << 15;
 /// the gate for longer.
 const REMOVED_RUNS: usize = 64;
 /// Pages of the inactive list that one batch spares at most. More hold the gate for longer.
-const MOST_SPARED: usize = 256;
+const MOST_SPARED: u64 = 256;
 /// Fraction (1/n) of a revolution of the hand within which a refault is early. A larger divisor marks
 /// fewer pages hot.
 const RECENT_DIVISOR: u64 = 8;
@@ -325,8 +325,8 @@ impl Planner<'_> {
     }
 
     /// Pages that were spared.
-    fn spared(&self) -> usize {
-        self.sparing.as_ref().map_or(0, |sparing| sparing.pages)
+    fn spared(&self) -> u64 {
+        self.sparing.as_ref().map_or(0, Sparing::pages)
     }
 
     fn end_sparing(&mut self) {
