@@ -133,6 +133,10 @@ impl EngineState {
                 self.wait_for_store();
             }
             let _blocked = block_all();
+            if !self.ledger.owner.is_here() {
+                // A handler of the program's has forked.
+                break;
+            }
             let mut worker = worker::take();
             let (after, left) = self.page_out_batch(area, next..range.end, &mut worker);
             next = after;

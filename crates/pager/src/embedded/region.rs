@@ -107,6 +107,14 @@ impl Region {
         Ok(())
     }
 
+    /// A handler of the program's may have forked between two steps of a long call.
+    fn check_owner(&self) -> Result<(), Error> {
+        if self.is_inherited() {
+            return Err(Error::Forked);
+        }
+        Ok(())
+    }
+
     /// The pages that a range of bytes touches.
     fn touching(&self, bytes: Range<usize>) -> Result<Range<usize>, Error> {
         self.check(&bytes)?;
@@ -143,6 +151,7 @@ impl Region {
                     break;
                 }
                 let _blocked = block_all();
+                self.check_owner()?;
                 let mut worker = worker::take();
                 self.state()
                     .serve_block(&self.area, blocks, first, &mut worker);
@@ -156,6 +165,7 @@ impl Region {
                 break;
             }
             let _blocked = block_all();
+            self.check_owner()?;
             let mut worker = worker::take();
             self.state()
                 .swap_in(&self.area, advice, Cause::Advice, &mut worker);
@@ -260,7 +270,9 @@ impl Region {
             engine: self.engine.clone(),
         };
         for page in pages {
-            self.state().bring_in(&self.area, page);
+            if !self.state().bring_in(&self.area, page) {
+                return Err(Error::Forked);
+            }
         }
         Ok(pin)
     }
@@ -331,17 +343,23 @@ fn add_page(runs: &mut Vec<Range<usize>>, page: usize) -> bool {
 
 impl EngineState {
     /// Makes a page resident, whatever its state. It stays resident only if it is pinned. Between attempts the program's
-    /// signals arrive.
-    fn bring_in(&self, area: &Arc<Area>, page: usize) {
+    /// signals arrive. `false` if a handler of these has forked, and this is the child.
+    fn bring_in(&self, area: &Arc<Area>, page: usize) -> bool {
         if let Some(blocks) = &area.blocks {
             while !blocks.is_in(blocks.block_of(page)) {
                 let _blocked = block_all();
+                if !self.ledger.owner.is_here() {
+                    return false;
+                }
                 self.serve_block(area, blocks, page, &mut worker::take());
             }
-            return;
+            return true;
         }
         while !matches!(area.entries()[page].load(), PageState::Resident { .. }) {
             let blocked = block_all();
+            if !self.ledger.owner.is_here() {
+                return false;
+            }
             // Not held while waiting: the thread that brings the page in needs one, too.
             let mut worker = worker::take();
             // No thread has this number: the access does not disturb the streams of faults.
@@ -352,6 +370,7 @@ impl EngineState {
                 nap(PAUSE);
             }
         }
+        true
     }
 
     /// Drops the contents of pages. Returns those that it leaves, as they are pinned.
