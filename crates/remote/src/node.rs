@@ -36,6 +36,8 @@ struct State {
     failures: u32,
     /// Set from a failure until the server answers again.
     resting_until: Option<Instant>,
+    /// Why the last call failed, for those that are not made meanwhile.
+    cause: Option<&'static str>,
     /// A call tries the server after its rest.
     is_probed: bool,
 }
@@ -163,7 +165,7 @@ impl Node {
             }
             let rests = |until| state.is_probed || Instant::now() < until;
             if state.resting_until.is_some_and(rests) {
-                let reason = "the store cannot be reached";
+                let reason = state.cause.unwrap_or("the store cannot be reached");
                 return Err(Failure::Connection(RemoteError::Unavailable(reason)));
             }
             state.is_probed = state.resting_until.is_some();
@@ -174,8 +176,9 @@ impl Node {
         match Connection::open(self, deadline) {
             Ok(connection) => Ok((connection, probe)),
             Err(error) => {
-                self.rest();
-                Err(of_connection(&error))
+                let failure = of_connection(&error);
+                self.rest(&failure);
+                Err(failure)
             }
         }
     }
@@ -184,15 +187,19 @@ impl Node {
     /// slow, it is left alone for a while; where it hung up, another connection may succeed at once.
     fn failed(&self, error: &ConnectionError) -> Failure {
         self.state().idle.clear();
+        let failure = of_connection(error);
         if !error.is_hung_up() {
-            self.rest();
+            self.rest(&failure);
         }
-        of_connection(error)
+        failure
     }
 
-    /// Leaves the server alone for a while.
-    fn rest(&self) {
+    /// Leaves the server alone for a while, after a failure.
+    fn rest(&self, failure: &Failure) {
         let mut state = self.state();
+        if let Failure::Connection(RemoteError::Unavailable(cause)) = failure {
+            state.cause = Some(cause);
+        }
         let rest = FIRST_REST * 2_u32.saturating_pow(state.failures.min(8));
         state.failures = state.failures.saturating_add(1);
         state.resting_until = Some(Instant::now() + rest.min(LONGEST_REST));
