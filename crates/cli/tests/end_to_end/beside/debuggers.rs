@@ -200,9 +200,13 @@ fn a_debugger_raises_the_limit_by_what_comes_back_from_a_store() {
         .timeout(Duration::from_secs(90))
         .start(Limits::Total(24 * MIB));
     running.wait_for_output(2);
-    let now = running.statistics();
     let number = |value: &serde_json::Value| value.as_u64().expect("a number");
-    assert!(number(&now["remote_bytes"]) > MIB);
+    let mut now = running.statistics();
+    // It is sent while the program goes on.
+    while number(&now["remote_bytes"]) <= MIB {
+        std::thread::sleep(Duration::from_millis(20));
+        now = running.statistics();
+    }
     let process = number(&now["programs"][0]["pid"]) as i32;
     let gdb = debug(process, 65_536, &[]);
     running.wait_for_output(running.output_so_far().len() + 1);
