@@ -4,8 +4,8 @@
 use crate::page::{PageRange, VirtualPage};
 use crate::simulation::history::{AREA_PAGES, History, places};
 use crate::simulation::model::memory::Memory;
-use crate::simulation::run::begin;
-use crate::simulation::world::{World, named};
+use crate::simulation::run::execute_alone;
+use crate::simulation::world::World;
 use crate::simulation::{explore, time};
 use crate::supervised::space::AddressSpace;
 use crate::sync::lock;
@@ -27,27 +27,13 @@ fn execute(seed: u64) {
         prepared: true,
         ..History::of_scenario(seed, 4 * AREA_PAGES)
     };
-    let (world, memfold) = begin(&history);
-    let memory = Arc::new(Memory::new(world.next_thread() as i32));
-    world.start(&memory);
-    let (beside, its) = (world.clone(), memory.clone());
-    let program = named("program", move || unmap_at_each_look(&beside, &its));
-    program.join().expect("a program");
-    world.exit(&memory);
-    drop(memory);
-    memfold.join(&world);
-    world.finish();
+    execute_alone(&history, unmap_at_each_look);
 }
 
 fn unmap_at_each_look(world: &World, memory: &Arc<Memory>) {
     let map = || memory.map(places(false), AREA_PAGES).expect("a free place");
     let (area, others) = (map(), map());
-    let space = loop {
-        if let Some(space) = world.space_of(memory) {
-            break space;
-        }
-        time::yield_now();
-    };
+    let space = world.await_space(memory);
     for range in [area, others] {
         while lock(&space.managed).covered(range) != [range] {
             time::yield_now();

@@ -39,7 +39,6 @@ pub fn run(seed: u64, schedules: usize) -> usize {
 fn execute(seed: u64) -> bool {
     let history = History {
         carries: true,
-        tracked: false,
         ..History::of_scenario(seed, LIMIT)
     };
     let (world, memfold) = begin(&history);

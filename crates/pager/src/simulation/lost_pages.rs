@@ -2,8 +2,8 @@
 
 use crate::simulation::history::{AREA_PAGES, History, places};
 use crate::simulation::model::memory::Memory;
-use crate::simulation::run::begin;
-use crate::simulation::world::{World, named};
+use crate::simulation::run::execute_alone;
+use crate::simulation::world::World;
 use crate::simulation::{explore, time};
 use crate::supervised::space::AddressSpace;
 use std::sync::Arc;
@@ -25,16 +25,7 @@ fn execute(seed: u64) {
         handlers: 1,
         ..History::of_scenario(seed, AREA_PAGES)
     };
-    let (world, memfold) = begin(&history);
-    let memory = Arc::new(Memory::new(world.next_thread() as i32));
-    world.start(&memory);
-    let (beside, parent) = (world.clone(), memory.clone());
-    let program = named("program", move || fork_twice(&beside, &parent));
-    program.join().expect("a program");
-    world.exit(&memory);
-    drop(memory);
-    memfold.join(&world);
-    world.finish();
+    execute_alone(&history, fork_twice);
 }
 
 fn fork_twice(world: &World, memory: &Arc<Memory>) {
@@ -57,10 +48,6 @@ fn fork_twice(world: &World, memory: &Arc<Memory>) {
 /// Forks, and waits until the child is known.
 fn fork(world: &World, memory: &Arc<Memory>) -> (Arc<Memory>, Arc<AddressSpace>) {
     let child = memory.fork(world.next_process());
-    loop {
-        if let Some(space) = world.space_of(&child) {
-            return (child, space);
-        }
-        time::yield_now();
-    }
+    let space = world.await_space(&child);
+    (child, space)
 }

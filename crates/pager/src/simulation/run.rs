@@ -20,6 +20,23 @@ pub(crate) fn begin(history: &History) -> (Arc<World>, Memfold) {
     (world, memfold)
 }
 
+/// One execution with a program of one thread that does what `program` says.
+pub(crate) fn execute_alone(
+    history: &History,
+    program: impl FnOnce(&World, &Arc<Memory>) + Send + 'static,
+) {
+    let (world, memfold) = begin(history);
+    let memory = Arc::new(Memory::new(world.next_thread() as i32));
+    world.start(&memory);
+    let (beside, its) = (world.clone(), memory.clone());
+    let thread = named("program", move || program(&beside, &its));
+    thread.join().expect("a program");
+    world.exit(&memory);
+    drop(memory);
+    memfold.join(&world);
+    world.finish();
+}
+
 /// One execution of a history, as a thread of shuttle's.
 pub(crate) fn execute(history: &History) {
     progress::note_begin();

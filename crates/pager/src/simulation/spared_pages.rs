@@ -5,9 +5,9 @@ use crate::page::VirtualPage;
 use crate::simulation::explore;
 use crate::simulation::history::{AREA_PAGES, History, places};
 use crate::simulation::model::memory::Memory;
-use crate::simulation::run::begin;
+use crate::simulation::run::execute_alone;
 use crate::simulation::time;
-use crate::simulation::world::{World, named};
+use crate::simulation::world::World;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -33,18 +33,10 @@ fn execute(seed: u64, tracked: bool, misses: &Arc<AtomicU64>) {
         tracked,
         ..History::of_scenario(seed, AREA_PAGES / 2 + HOT)
     };
-    let (world, memfold) = begin(&history);
-    let memory = Arc::new(Memory::new(world.next_thread() as i32));
-    world.start(&memory);
-    let (beside, own, misses) = (world.clone(), memory.clone(), misses.clone());
-    let program = named("program", move || {
-        misses.fetch_add(go_through(&beside, &own), Ordering::Relaxed);
+    let misses = misses.clone();
+    execute_alone(&history, move |world, memory| {
+        misses.fetch_add(go_through(world, memory), Ordering::Relaxed);
     });
-    program.join().expect("a program");
-    world.exit(&memory);
-    drop(memory);
-    memfold.join(&world);
-    world.finish();
 }
 
 fn go_through(world: &World, memory: &Arc<Memory>) -> u64 {

@@ -3,8 +3,8 @@
 
 use crate::simulation::history::{AREA_PAGES, History, places};
 use crate::simulation::model::memory::Memory;
-use crate::simulation::run::begin;
-use crate::simulation::world::{World, named};
+use crate::simulation::run::execute_alone;
+use crate::simulation::world::World;
 use crate::simulation::{explore, time};
 use crate::sync::lock;
 use std::sync::Arc;
@@ -27,27 +27,13 @@ fn execute(seed: u64) {
         carries: true,
         ..History::of_scenario(seed, 10 * AREA_PAGES)
     };
-    let (world, memfold) = begin(&history);
-    let memory = Arc::new(Memory::new(world.next_thread() as i32));
-    world.start(&memory);
-    let (beside, its) = (world.clone(), memory.clone());
-    let program = named("program", move || move_freed(&beside, &its));
-    program.join().expect("a program");
-    world.exit(&memory);
-    drop(memory);
-    memfold.join(&world);
-    world.finish();
+    execute_alone(&history, move_freed);
 }
 
 fn move_freed(world: &World, memory: &Arc<Memory>) {
     let thread = world.next_thread();
     let mut area = memory.map(places(false), AREA_PAGES).expect("a free place");
-    let space = loop {
-        if let Some(space) = world.space_of(memory) {
-            break space;
-        }
-        time::yield_now();
-    };
+    let space = world.await_space(memory);
     while lock(&space.managed).covered(area) != [area] {
         time::yield_now();
     }

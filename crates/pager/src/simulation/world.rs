@@ -116,6 +116,16 @@ impl World {
         self.next_thread() as i32
     }
 
+    /// [`World::space_of`], once memfold knows it.
+    pub(crate) fn await_space(&self, memory: &Arc<Memory>) -> Arc<AddressSpace> {
+        loop {
+            if let Some(space) = self.space_of(memory) {
+                return space;
+            }
+            time::yield_now();
+        }
+    }
+
     /// The address space of a program.
     pub(crate) fn space_of(&self, memory: &Arc<Memory>) -> Option<Arc<AddressSpace>> {
         let spaces = self.group.spaces().into_iter();
