@@ -4,7 +4,7 @@
 //! on drop, and uses it through [`borrow`].
 
 use crate::Errno;
-use crate::uffd::{FEATURE_POISON, FEATURE_RWP, FEATURE_RWP_ASYNC, Message, Uffd};
+use crate::uffd::{FEATURE_POISON, FEATURE_RWP_ASYNC, Message, Uffd};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -97,7 +97,8 @@ pub fn kernel_has(feature: u64) -> bool {
 
 /// Whether this kernel can tell which pages were accessed (`UFFDIO_RWPROTECT` without messages, Linux 7.3).
 pub fn kernel_tracks_accesses() -> bool {
-    kernel_has(FEATURE_RWP) && kernel_has(FEATURE_RWP_ASYNC)
+    // Which no kernel has without the synchronous mode.
+    kernel_has(FEATURE_RWP_ASYNC)
 }
 
 /// Whether this kernel can have a page's faults raise `SIGBUS` (`UFFDIO_POISON`, Linux 6.6).

@@ -27,8 +27,8 @@ use std::time::Duration;
 /// stopped. Longer delays the governor.
 const PATIENCE: Duration = Duration::from_millis(10);
 
-/// Looks of the governor at what is kept from children by mistake, for which the kernel walks all page tables, take one part of
-/// the time in so many. A larger value takes less CPU time, and has forks look for it for longer.
+/// Looks of the governor at what is kept from children by mistake, for which the kernel walks all page tables, take 1/n of the
+/// time. A larger value takes less CPU time, and has forks look for it for longer.
 const LOOK_REST: u32 = 50;
 
 /// How often, and how long apart, what a child inherited is tried to be registered where the kernel refuses. More keep

@@ -14,7 +14,6 @@ use crate::range_set::RangeSet;
 use crate::supervised::kernel::{Memory, Process};
 use crate::supervised::space::AddressSpace;
 use crate::sync::lock;
-use memfold_sys::Errno;
 use std::sync::atomic::Ordering;
 
 /// Pages of which is asked at once. More asks for pages that the hand does not reach; fewer takes more system calls.
@@ -66,30 +65,15 @@ impl Sparing {
     }
 
     /// Tracks anew what was spared.
-    pub(crate) fn track_spared(&mut self, space: &AddressSpace) {
+    pub(crate) fn track_spared(&self, space: &AddressSpace) {
         // Their accesses were faults that copied nothing (`fork/shared_counter.rs`).
         let counted = &space.sampling.counted_faults;
         counted.fetch_add(self.spared.pages(), Ordering::Relaxed);
-        for range in self.spared.ranges() {
-            // It may be unmapped by now, or registered otherwise.
-            let _ = space.uffd().track(*range);
-        }
+        space.track(&self.spared);
     }
 }
 
 impl AddressSpace {
-    /// Registers a range for missing pages, and for tracking accesses or else for write protection.
-    pub(crate) fn register(&self, range: PageRange) -> Result<(), Errno> {
-        if self.resources.tracks_accesses() {
-            match self.uffd().register_tracked(range) {
-                // It may not be accessed now (`PROT_NONE`), or it was not when it was registered.
-                Err(Errno::EINVAL | Errno::EBUSY) => {}
-                registered => return registered,
-            }
-        }
-        self.uffd().register_protectable(range)
-    }
-
     /// Whether the next batch spares what was accessed.
     pub(crate) fn spares_accessed(&self) -> bool {
         self.resources.tracks_accesses() && !self.clock.spared_all.load(Ordering::Relaxed)
@@ -109,8 +93,12 @@ impl AddressSpace {
     /// Tracks what came since the last round.
     pub(crate) fn track_arrived(&self) {
         let arrived = std::mem::take(&mut *lock(&self.clock.arrived));
-        for range in arrived.ranges() {
-            // It may be unmapped by now.
+        self.track(&arrived);
+    }
+
+    fn track(&self, ranges: &RangeSet) {
+        for range in ranges.ranges() {
+            // It may be unmapped by now, or registered otherwise.
             let _ = self.uffd().track(*range);
         }
     }

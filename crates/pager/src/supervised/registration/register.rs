@@ -12,6 +12,20 @@ use crate::sync::lock;
 use memfold_sys::Errno;
 use std::sync::atomic::Ordering;
 
+impl AddressSpace {
+    /// Registers a range for missing pages, and for tracking accesses or else for write protection.
+    pub(crate) fn register(&self, range: PageRange) -> Result<(), Errno> {
+        if self.resources.tracks_accesses() {
+            match self.uffd().register_tracked(range) {
+                // It may not be accessed now (`PROT_NONE`), or it was not when it was registered.
+                Err(Errno::EINVAL | Errno::EBUSY) => {}
+                registered => return registered,
+            }
+        }
+        self.uffd().register_protectable(range)
+    }
+}
+
 /// Registers mappings. `false` if they must be scanned again.
 ///
 /// A range may count as managed only if it was registered before its resident pages were looked up:

@@ -330,7 +330,7 @@ impl Planner<'_> {
     }
 
     fn end_sparing(&mut self) {
-        if let Some(sparing) = &mut self.sparing {
+        if let Some(sparing) = &self.sparing {
             sparing.track_spared(self.space);
         }
         let spared_all = self.spared() > 0 && self.pages == 0;
