@@ -15,20 +15,14 @@ pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memfold_testing::blocked_signals;
     use std::sync::mpsc::channel;
-
-    /// The signals that this thread blocks, as the kernel knows sets.
-    fn blocked() -> u64 {
-        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
-        let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
-        u64::from_str_radix(mask.unwrap().trim(), 16).unwrap()
-    }
 
     #[test]
     fn signals_are_left_to_the_program() {
-        let before = blocked();
+        let before = blocked_signals();
         let (send, receive) = channel();
-        let thread = spawn("remote", move || send.send(blocked()).unwrap()).unwrap();
+        let thread = spawn("remote", move || send.send(blocked_signals()).unwrap()).unwrap();
         thread.join().unwrap();
         // SIGINT, SIGALRM, SIGTERM and SIGCHLD.
         for signal in [2, 14, 15, 17] {
@@ -38,6 +32,6 @@ mod tests {
         for signal in [2, 14, 15, 17] {
             assert_eq!(of_thread >> (signal - 1) & 1, 1, "{signal}");
         }
-        assert_eq!(blocked(), before);
+        assert_eq!(blocked_signals(), before);
     }
 }

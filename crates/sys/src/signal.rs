@@ -298,30 +298,24 @@ pub fn die(parts: &[&str]) -> ! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memfold_testing::blocked_signals;
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-    /// The mask of the calling thread, as the kernel has it.
-    fn blocked() -> u64 {
-        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
-        let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
-        u64::from_str_radix(mask.unwrap().trim(), 16).unwrap()
-    }
 
     #[test]
     fn all_are_blocked_but_what_the_c_library_waits_for() {
-        let before = blocked();
+        let before = blocked_signals();
         let guard = block_all();
         // SIGKILL (9) and SIGSTOP (19) cannot be blocked. The other one changes the user of all threads.
         let by_library = if cfg!(target_env = "musl") { 34 } else { 33 };
         let through = [9, 19, by_library].map(|number| 1_u64 << (number - 1));
         let through = through.iter().sum::<u64>();
-        assert_eq!(!blocked(), through);
+        assert_eq!(!blocked_signals(), through);
         drop(guard);
-        assert_eq!(blocked(), before);
+        assert_eq!(blocked_signals(), before);
 
         static IN_HANDLER: AtomicU64 = AtomicU64::new(0);
         extern "C" fn handler(_: i32, _: *mut Info, _: *mut libc::c_void) {
-            IN_HANDLER.store(blocked(), Relaxed);
+            IN_HANDLER.store(blocked_signals(), Relaxed);
         }
         install(libc::SIGURG, handler).unwrap();
         // SAFETY: numbers only; the handler runs before this returns.

@@ -31,6 +31,18 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
+/// The signals that the calling thread blocks, as the kernel has the set: bit n − 1 is signal n.
+///
+/// # Panics
+/// If `/proc` does not show it.
+#[must_use]
+pub fn blocked_signals() -> u64 {
+    let status = std::fs::read_to_string("/proc/thread-self/status").expect("a thread's status");
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+    let mask = mask.expect("a line with the mask");
+    u64::from_str_radix(mask.trim(), 16).expect("a mask")
+}
+
 /// Pseudo-random numbers (xorshift64*) that are the same in every run.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
