@@ -139,6 +139,14 @@ fn fail(code: c_int, message: &str) -> c_int {
     code
 }
 
+/// The status of what returns nothing else, and cannot be done for the kernel's reasons alone.
+fn done(result: Result<(), impl std::fmt::Display>, cannot: &str) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(error) => fail(MEMFOLD_ERROR_SYSTEM, &format!("{cannot}: {error}")),
+    }
+}
+
 fn fail_with(error: &Error) -> c_int {
     let code = match error {
         Error::LimitTooSmall { .. }
@@ -489,13 +497,7 @@ pub unsafe extern "C" fn memfold_is_handler_installed(limit: *const memfold) -> 
 /// faults on. Faults that are on no region go to these, and from there to what was installed first.
 #[unsafe(no_mangle)]
 pub extern "C" fn memfold_reinstall_handlers() -> c_int {
-    match reinstall_handlers() {
-        Ok(()) => 0,
-        Err(error) => fail(
-            MEMFOLD_ERROR_SYSTEM,
-            &format!("cannot install the signal handlers: {error}"),
-        ),
-    }
+    done(reinstall_handlers(), "cannot install the signal handlers")
 }
 
 /// The version of the library that is linked, such as "0.1.0". `MEMFOLD_VERSION_MAJOR` and so on are the
@@ -509,13 +511,7 @@ pub extern "C" fn memfold_version() -> *const c_char {
 /// the addresses of the parent's regions, and an access to them ends the child with a message.
 #[unsafe(no_mangle)]
 pub extern "C" fn memfold_guard_inherited() -> c_int {
-    match guard_inherited() {
-        Ok(()) => 0,
-        Err(error) => fail(
-            MEMFOLD_ERROR_SYSTEM,
-            &format!("cannot guard the parent's regions: {error}"),
-        ),
-    }
+    done(guard_inherited(), "cannot guard the parent's regions")
 }
 
 /// The message of the last failed call of this thread, valid until the next call that fails.
