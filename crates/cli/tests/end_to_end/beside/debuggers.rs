@@ -1,7 +1,7 @@
 //! Programs whose memory a debugger reads while part of it is out.
 
 use crate::beside::crash::{send, verifier};
-use crate::support::{Limits, MIB, Program, compiled, find_program};
+use crate::support::{Limits, MIB, Program, Running, compiled, find_program};
 use memfold_testing::store::{StoreServer, store_programs};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -90,6 +90,15 @@ fn debug(process: i32, kilobytes: u64, commands: &[String]) -> Output {
     gdb.output().expect("gdb runs")
 }
 
+/// What `held.c` says first: its PID, and where its memory begins.
+fn process_and_memory(running: &mut Running) -> (i32, u64) {
+    running.wait_for_output(10);
+    let text = String::from_utf8_lossy(&running.output_so_far()).into_owned();
+    let (process, start) = text.trim().split_once(' ').expect("two numbers");
+    let process = process.parse().expect("a process");
+    (process, u64::from_str_radix(start, 16).expect("an address"))
+}
+
 #[test]
 fn a_core_made_of_a_program_holds_all_its_pages() {
     beside!(&["cc", "gdb"]);
@@ -98,11 +107,7 @@ fn a_core_made_of_a_program_holds_all_its_pages() {
         .arg("100")
         .timeout(Duration::from_secs(90))
         .start(Limits::Total(40 * MIB));
-    running.wait_for_output(10);
-    let text = String::from_utf8_lossy(&running.output_so_far()).into_owned();
-    let (process, start) = text.trim().split_once(' ').expect("two numbers");
-    let process: i32 = process.parse().expect("a process");
-    let start = u64::from_str_radix(start, 16).expect("an address");
+    let (process, start) = process_and_memory(&mut running);
     assert!(is_held_to(process, 40 * MIB), "nothing went out");
     let core = folder.path().join("core");
     // As gcore does, but for the pause: docs/limits.md says what reads right after the stop miss.
@@ -140,11 +145,7 @@ fn a_debugger_writes_to_a_program_that_has_forked() {
         .args(["32", "forked"])
         .timeout(Duration::from_secs(60))
         .start(Limits::Resident(16 * MIB));
-    running.wait_for_output(10);
-    let text = String::from_utf8_lossy(&running.output_so_far()).into_owned();
-    let (process, start) = text.trim().split_once(' ').expect("two numbers");
-    let process: i32 = process.parse().expect("a process");
-    let start = u64::from_str_radix(start, 16).expect("an address");
+    let (process, start) = process_and_memory(&mut running);
     let write = |page: usize| {
         let (address, word) = (start + (page * PAGE) as u64, !(page as u64));
         format!("set var *(unsigned long *){address:#x} = {word:#x}")
