@@ -7,7 +7,7 @@
  *                                 a minute to close
  *   uninvited hold COUNT           becomes another user, connects COUNT times, says nothing and sleeps
  *   uninvited sound                says hello for itself, with all that memfold asks for: it is welcomed
- *   uninvited leave                says hello for itself twice, hangs up before the answers, and lives on
+ *   uninvited leave                says hello for itself twice, takes no answer, hangs up, and lives on
  *   uninvited foreign              says hello for a child with userfaultfds of its own
  *   uninvited claim MEGABYTES      says hello for memory that another process has inherited by a fork; what it inherited
  *                                 itself it is given
@@ -330,6 +330,8 @@ static int leave(void)
         seal(arena, FRONT_PAGES + STAGE_PAGES);
         int both[RIGHTS_MOST] = {own_userfaultfd(), own_userfaultfd()}, socket_ = connect_to_memfold();
         must(socket_ < 0, "connect");
+        /* To hang up after the hello alone could come after the welcome. */
+        must(shutdown(socket_, SHUT_RD) != 0, "shutdown");
         struct hello hello = sound_hello(arena);
         must(!is_sent(socket_, &hello, sizeof hello, both, RIGHTS_MOST), "send");
         close(socket_), close(both[0]), close(both[1]);
