@@ -303,11 +303,16 @@ pub(super) fn assert_cycles(
 
 /// Whether a run has paged something out, as far as it answers.
 fn has_pages_out(memfold_pid: u32) -> bool {
+    is_above_zero(memfold_pid, "pages_out")
+}
+
+/// Whether a number of a run's statistics is above zero, as far as it answers.
+fn is_above_zero(memfold_pid: u32, name: &str) -> bool {
     let mut stat = Command::new(memfold());
     let stat = stat.args(["stat", "--json", &memfold_pid.to_string()]);
     let output = stat.output().expect("memfold runs");
     let found = serde_json::from_slice::<serde_json::Value>(&output.stdout);
-    found.is_ok_and(|found| found["pages_out"].as_u64() > Some(0))
+    found.is_ok_and(|found| found[name].as_f64() > Some(0.0))
 }
 
 /// Attaches and detaches a program until it ends with success, which has pages out each time. Returns what it printed, and
@@ -480,10 +485,14 @@ fn memfold_ends_with_the_program_it_is_attached_to() {
     let attach = attach.arg("--stats").arg(&statistics).spawn();
     let attach = attach.expect("memfold starts");
     wait_until("it is under the limit", || verify.resident() < 24 << 20);
-    // Looks at its CPU time, which is gone when it was waited for.
     wait_until("it has pages out", || has_pages_out(attach.id()));
-    let most = verify.cpu_seconds() - before;
+    // It is counted in ticks, and may have had none by now.
+    wait_until("it has computed", || {
+        is_above_zero(attach.id(), "program_cpu_seconds")
+    });
     verify.program.kill().expect("it is there");
+    // It is gone once it was waited for.
+    let most = verify.cpu_seconds() - before;
     verify.program.wait().expect("it ends");
     assert_ended_well(attach);
     let found = fs::read(&statistics).expect("statistics");
