@@ -5,7 +5,7 @@
 
 use crate::arena::Arena;
 use crate::rendezvous::starts_late;
-use crate::start::{BEACON, FORK_STACK_TOP, WAITING_PROCESS, start};
+use crate::start::{BEACON, FORK_STACK_TOP, WAITING_PROCESS, is_left_to_supervisor, start};
 use crate::state::{
     Child, MANAGED, PREPARES, REFUSED, STRANDED, UNANNOUNCED, begin_to_join, channel, end_joining,
     has_left,
@@ -98,7 +98,7 @@ pub extern "C" fn child() {
     }
     let knows_number = beacon != 0 && !is_prepared;
     let inherited = if knows_number { inherited(beacon) } else { 0 };
-    if inherited == 0 && starts_late() {
+    if inherited == 0 && (starts_late() || is_left_to_supervisor()) {
         // As in a program that was just executed, nothing of it is anywhere else, and most end or execute one soon.
         BEACON.store(0, Ordering::Relaxed);
         WAITING_PROCESS.store(system::own_process(), Ordering::Relaxed);

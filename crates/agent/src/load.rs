@@ -2,7 +2,9 @@
 
 use crate::fork;
 use crate::rendezvous::starts_late;
-use crate::start::{EXECUTED, IS_LOADED, WAITING_PROCESS, is_sandboxed, start};
+use crate::start::{
+    EXECUTED, IS_LOADED, WAITING_PROCESS, is_left_to_supervisor, is_sandboxed, start,
+};
 use core::sync::atomic::Ordering;
 
 /// Called by the loader before the program's own code.
@@ -14,7 +16,11 @@ extern "C" fn load() {
         // Without any system call: most programs end soon.
         WAITING_PROCESS.store(EXECUTED, Ordering::Relaxed);
     } else if !is_sandboxed() {
-        start(0, None);
+        if is_left_to_supervisor() {
+            WAITING_PROCESS.store(EXECUTED, Ordering::Relaxed);
+        } else {
+            start(0, None);
+        }
     }
     IS_LOADED.store(1, Ordering::Relaxed);
 }

@@ -1,10 +1,11 @@
 //! One exchange with the supervisor, with descriptors.
 
+use crate::rendezvous::rendezvous;
 use crate::system;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use memfold_sys::Errno;
 use memfold_sys::futex;
-use memfold_sys::hello::{Rendezvous, SOCKET_PATH_MAX};
+use memfold_sys::hello::{Hello, MAGIC, Rendezvous, SOCKET_PATH_MAX, Welcome};
 use memfold_sys::raw::{nr, syscall};
 
 const AF_UNIX: u16 = 1;
@@ -306,6 +307,23 @@ pub fn receive<T: Copy>(socket: i32, value: &mut T) -> Result<[i32; 2], Errno> {
         control.descriptors[1] = -1;
     }
     Ok(control.descriptors)
+}
+
+/// Tells the supervisor something ([`Hello::refused`]), and waits until it has taken note.
+pub fn tell(what: u64) {
+    let Ok(connection) = connect(&rendezvous()) else {
+        return;
+    };
+    let hello = Hello {
+        magic: MAGIC,
+        refused: what,
+        ..Hello::default()
+    };
+    if send(&connection, &hello, None).is_ok() {
+        // Nothing comes: it hangs up.
+        let _ = receive(connection.socket, &mut Welcome::default());
+    }
+    system::close(connection.socket);
 }
 
 #[cfg(test)]

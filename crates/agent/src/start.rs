@@ -1,12 +1,14 @@
 //! From a program's first moment, or a forked child's, to a running helper.
 
 use crate::arena::Arena;
+use crate::message::tell;
 use crate::rendezvous::{patched, rendezvous};
 use crate::state::{Handover, REFUSED, make_note};
 use crate::{helper, system};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use memfold_sys::futex;
-use memfold_sys::hello::Filters;
+use memfold_sys::hello::{FORKS_ALONE, Filters};
+use memfold_sys::zygote::ZygoteSearch;
 use memfold_sys::{Errno, PAGE_SIZE};
 
 /// The beacon's address, inherited by children; 0 before the first helper ran.
@@ -34,6 +36,20 @@ pub fn is_sandboxed() -> bool {
         // No such file in its root: the filters cannot be counted.
         Err(_) => of_supervisor == 0 && system::is_filtered(),
     }
+}
+
+/// Whether this is a zygote, or was forked by one just now, and has told the supervisor so: no helper is started in it. A child
+/// that runs on by another name gets one later, as a program that does without one does.
+pub fn is_left_to_supervisor() -> bool {
+    let mut search = ZygoteSearch::default();
+    let looked = system::read_file(c"/proc/self/cmdline", |part| search.look(part));
+    let is_zygote = looked.is_ok() && search.is_zygote();
+    if is_zygote {
+        let mask = system::block_signals();
+        tell(FORKS_ALONE);
+        system::restore_signals(mask);
+    }
+    is_zygote
 }
 
 fn own_filters() -> Result<u32, Errno> {

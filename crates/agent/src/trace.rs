@@ -4,12 +4,12 @@
 //! helpers themselves.
 
 use crate::ioctl::set_errno;
-use crate::message::{connect, receive, send};
-use crate::rendezvous::{may_start_late, rendezvous};
+use crate::message::tell;
+use crate::rendezvous::may_start_late;
 use crate::start::is_sandboxed;
 use crate::system;
 use memfold_sys::Errno;
-use memfold_sys::hello::{Hello, MAGIC, TRACES, Welcome};
+use memfold_sys::hello::TRACES;
 use memfold_sys::raw::{nr, syscall};
 
 /// Requests by which tracing begins.
@@ -60,22 +60,6 @@ fn announce() {
     }
     // A handler that interrupted this would have it given up.
     let mask = system::block_signals();
-    tell();
+    tell(TRACES);
     system::restore_signals(mask);
-}
-
-fn tell() {
-    let Ok(connection) = connect(&rendezvous()) else {
-        return;
-    };
-    let hello = Hello {
-        magic: MAGIC,
-        refused: TRACES,
-        ..Hello::default()
-    };
-    if send(&connection, &hello, None).is_ok() {
-        // Nothing comes: it hangs up.
-        let _ = receive(connection.socket, &mut Welcome::default());
-    }
-    system::close(connection.socket);
 }

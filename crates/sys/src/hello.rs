@@ -22,6 +22,10 @@ pub const LOST: u64 = u64::MAX;
 /// itself. It has no helper to introduce, and waits until the connection is closed.
 pub const TRACES: u64 = u64::MAX;
 
+/// [`Hello::refused`] of a [zygote](crate::zygote), or of a child that it has just forked: neither starts a helper itself. It is
+/// looked at from now on, also where programs start theirs, and it waits until the connection is closed.
+pub const FORKS_ALONE: u64 = u64::MAX - 1;
+
 /// How the library came into the program into which a thread is sent: the argument of its entry.
 pub mod brought {
     /// The supervisor has mapped it.
@@ -182,7 +186,7 @@ pub struct Hello {
     pub relative: u64,
     /// The helper's number, as it knows itself.
     pub thread: u64,
-    /// Why there are no userfaultfds: an errno, [`TRACES`], or 0. No descriptors come with it then.
+    /// Why there are no userfaultfds: an errno, [`TRACES`], [`FORKS_ALONE`], or 0. No descriptors come with it then.
     pub refused: u64,
     /// 1 if the library can prepare forks.
     pub can_prepare: u64,

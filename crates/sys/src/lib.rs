@@ -40,6 +40,7 @@ mod sync;
     reason = "the words of a message mean nothing without its event"
 )]
 pub mod uffd;
+pub mod zygote;
 
 #[cfg(feature = "std")]
 pub mod alarm;

@@ -20,10 +20,11 @@ pub use maps_line::MapsLine;
 pub use pagemap::{SharedFrames, kernel_scans, kernel_shows_guards};
 pub use threads::ThreadSample;
 
+use crate::zygote::{LOOKED_AT, ZygoteSearch};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// The text of a file of `/proc`. Names of files and threads in it may hold any bytes; those that are not
@@ -261,6 +262,17 @@ pub fn is_fork(pid: i32) -> bool {
     const FORKED_WITHOUT_EXEC: u64 = 0x40;
     let flags = stat(pid).and_then(|stat| stat_field::<u64>(&stat, 9));
     flags.is_some_and(|flags| flags & FORKED_WITHOUT_EXEC != 0)
+}
+
+/// Whether a process is a [zygote](crate::zygote), as far as its command line says so. That is memory of the process, which may
+/// hold up the thread that reads it: see [`deadline`](crate::deadline).
+pub fn is_zygote(pid: i32) -> bool {
+    let mut start = Vec::new();
+    let file = std::fs::File::open(format!("{}/cmdline", living_folder(pid)));
+    let read = file.and_then(|file| file.take(LOOKED_AT as u64).read_to_end(&mut start));
+    let mut search = ZygoteSearch::default();
+    search.look(&start);
+    read.is_ok() && search.is_zygote()
 }
 
 /// What stands behind a name and a colon, in files that have a line for each name.

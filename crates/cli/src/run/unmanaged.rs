@@ -27,6 +27,8 @@ pub enum Reason {
     Forked,
     /// The library was loaded but could not set up.
     Refused,
+    /// It would end if it had a second thread.
+    Zygote,
     /// It was under the limit until it was detached.
     Detached,
     /// memfold had no descriptors for it.
@@ -38,7 +40,10 @@ pub enum Reason {
 impl Reason {
     /// Whether the loader has brought the library.
     pub fn has_library(&self) -> bool {
-        matches!(self, Reason::Forked | Reason::Refused | Reason::Descriptors)
+        matches!(
+            self,
+            Reason::Forked | Reason::Refused | Reason::Zygote | Reason::Descriptors
+        )
     }
 }
 
@@ -67,6 +72,10 @@ impl fmt::Display for Reason {
             Reason::Refused => {
                 "it may not use userfaultfd, or cannot reach memfold, as in some containers; start \
                  memfold inside (see memfold doctor)"
+            }
+            Reason::Zygote => {
+                "it is a browser's zygote, which insists on having one thread; the processes that it \
+                 forks without a sandbox are under the limit"
             }
             Reason::Detached => "it was detached, and runs on without a limit",
             Reason::Descriptors => {
@@ -119,6 +128,7 @@ pub fn reason(pid: i32, preload: &Path, is_short: bool) -> Reason {
     match (has("maps"), has("environ")) {
         (Ok(true), _) if is_short => Reason::Descriptors,
         (Err(error), _) | (_, Err(error)) if is_shortage(&error) => Reason::Descriptors,
+        (Ok(true), _) if process::is_zygote(pid) => Reason::Zygote,
         (Ok(true), _) if process::is_fork(pid) => Reason::Forked,
         (Ok(true), _) => Reason::Refused,
         (_, Ok(false)) => Reason::Environment,

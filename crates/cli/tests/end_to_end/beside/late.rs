@@ -231,3 +231,31 @@ fn a_thread_whose_calls_the_program_handles_is_left_alone() {
         }
     }
 }
+
+/// It would end. What it forks gets a helper by its new name, where there is room and where there is little.
+fn a_zygote_stays_alone(limit: Limits) -> Outcome {
+    let outcome = Program::new("sh")
+        .args(["-c", "\"$0\" --type=zygote 40; exit $?"])
+        .arg(compiled("zygote", &["zygote.c"], &[]))
+        .timeout(Duration::from_secs(120))
+        .run(limit);
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "the child has a helper\n");
+    let named = "not under the limit: it is a browser's zygote";
+    assert!(outcome.errors.contains(named), "{}", outcome.errors);
+    assert_eq!(outcome.number("processes_unmanaged"), 1.0);
+    outcome
+}
+
+#[test]
+fn a_zygote_has_one_thread_where_there_is_room() {
+    beside!(&["cc", "sh"]);
+    a_zygote_stays_alone(LIMIT);
+}
+
+#[test]
+fn a_zygote_has_one_thread_where_there_is_little_room() {
+    beside!(&["cc", "sh"]);
+    let outcome = a_zygote_stays_alone(Limits::Resident(24 * MIB));
+    assert!(outcome.number("pages_in") > 1000.0);
+}

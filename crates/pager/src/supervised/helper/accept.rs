@@ -16,7 +16,7 @@ use crate::supervised::kernel::Ports;
 use crate::supervised::util::fd_pressure;
 use crate::time::Instant;
 use memfold_sys::epoll::{Epoll, Wake};
-use memfold_sys::hello::{Hello, TOKEN, TRACES};
+use memfold_sys::hello::{Hello, TOKEN};
 use memfold_sys::is_shortage;
 use memfold_sys::process::{self, Process};
 use memfold_sys::socket;
@@ -465,8 +465,7 @@ impl Acceptor {
         let hello = hello?;
         socket::take_hello(connection)?;
         let descriptors = userfaultfds(sent);
-        if hello.refused == TRACES {
-            self.switch.leave_off();
+        if self.switch.note(hello.refused) {
             return Ok(());
         }
         if hello.refused != 0 {

@@ -19,7 +19,10 @@ use crate::supervised::registration::governor::{
 use crate::supervised::space::AddressSpace;
 use crate::sync::lock;
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::hello::{ALWAYS_STARTS_AT_ONCE, STARTS_AT_ONCE, STARTS_LATE, STARTS_LATE_AT};
+use memfold_sys::deadline;
+use memfold_sys::hello::{
+    ALWAYS_STARTS_AT_ONCE, FORKS_ALONE, STARTS_AT_ONCE, STARTS_LATE, STARTS_LATE_AT, TRACES,
+};
 use memfold_sys::process::{self, Process, Sizes};
 use memfold_sys::thread::{self, Standing};
 use memfold_sys::{privilege, tracee};
@@ -40,6 +43,8 @@ const WORTH_PAGES: u64 = 1024;
 const INTERVALS: [Duration; 2] = [Duration::from_millis(6), Duration::from_millis(100)];
 /// The interval in times of what a look takes, so that looks take a fiftieth of a CPU at most.
 const REST: u32 = 50;
+/// How long a program's command line is waited for, which is its memory. Longer delays the start of others' helpers.
+const COMMAND_LINE: Duration = Duration::from_millis(20);
 /// Private writable pages that a program without a helper fills at most before one is started. More keeps more room free
 /// for programs that map much and use little of it.
 const MOST_FILLED_PAGES: u64 = 4096;
@@ -65,6 +70,8 @@ pub(crate) struct Switch {
     is_on: AtomicBool,
     /// Programs trace others, so it stays off. Held while the word is written.
     left_off: Mutex<bool>,
+    /// Programs may do without a helper while it is off, too. Until a look finds none.
+    looks_on: AtomicBool,
 }
 
 impl Switch {
@@ -75,6 +82,7 @@ impl Switch {
             place: (place + STARTS_LATE_AT) as u64,
             is_on: AtomicBool::new(false),
             left_off: Mutex::new(false),
+            looks_on: AtomicBool::new(false),
         })
     }
 
@@ -83,11 +91,27 @@ impl Switch {
         self.is_on.load(Ordering::Relaxed)
     }
 
+    /// Notes what a program says in place of why it has no userfaultfds ([`Hello::refused`](memfold_sys::hello::Hello::refused)).
+    /// `false` if it is not of what is noted here.
+    pub(crate) fn note(&self, said: u64) -> bool {
+        match said {
+            TRACES => self.leave_off(),
+            FORKS_ALONE => self.look_on(),
+            _ => return false,
+        }
+        true
+    }
+
     /// Has all programs start their helper from now on, as this process could not trace those that others trace.
-    pub(crate) fn leave_off(&self) {
+    fn leave_off(&self) {
         let mut left_off = lock(&self.left_off);
         *left_off = true;
         self.write(ALWAYS_STARTS_AT_ONCE);
+    }
+
+    /// There are zygotes, which start no helper in what they fork: it is looked for from now on.
+    fn look_on(&self) {
+        self.looks_on.store(true, Ordering::Relaxed);
     }
 
     /// If it cannot be set, it stays as it was, and is set at a later look.
@@ -172,9 +196,14 @@ impl LateStarts {
             // A tracer may switch it off at any time.
             let is_on = self.switch.is_on();
             let is_any_waiting = !lock(&self.waiting.waiting_pids).is_empty();
-            let is_needed = self.was_on || is_on || is_any_waiting;
+            // What is said meanwhile is not lost.
+            let looks_on = self.switch.looks_on.swap(false, Ordering::Relaxed);
+            let is_needed = self.was_on || is_on || is_any_waiting || looks_on;
             if is_needed {
                 self.look();
+            }
+            if looks_on && !self.seen.is_empty() {
+                self.switch.look_on();
             }
             let need = self.need();
             self.forked.look(&self.group, &self.attacher, need);
@@ -346,6 +375,14 @@ impl LateStarts {
         let Ok(process) = Process::open(pid) else {
             return Outcome::Over;
         };
+        // Who holds up the look at it is not helped either, for now.
+        let look = process.user().ok();
+        let look = look
+            .and_then(|user| deadline::within(user, COMMAND_LINE, move || process::is_zygote(pid)));
+        if look != Some(false) {
+            candidate.fail(now);
+            return outcome(candidate);
+        }
         match self.attacher.start_late(&Arc::new(process), haste) {
             Ok(()) => Outcome::Started,
             Err(AttachError::Held) => Outcome::Over,
