@@ -33,6 +33,8 @@ static void be_renamed(char **arguments, size_t pages)
         sleep(1);
         verify_pages("child", memory, 0, pages, 1);
     } while (++round < MOST_WAITS && !has_helper());
+    /* What is above the limit goes out meanwhile. */
+    sleep(1);
     verify_pages("child, again", memory, 0, pages, 1);
     say(has_helper() ? "the child has a helper\n" : "the child has no helper\n");
     _exit(0);

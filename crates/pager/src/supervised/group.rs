@@ -32,7 +32,7 @@ const WARN_AFTER: Duration = Duration::from_millis(50);
 /// cannot be managed. A larger divisor exceeds the limit by less and makes managed memory thrash more.
 const MANAGED_DIVISOR: u64 = 2;
 
-/// The same for evictable memory, beside read-only and locked mappings.
+/// The same for evictable memory, beside read-only and locked mappings and children without a helper.
 const EVICTABLE_DIVISOR: u64 = 4;
 
 /// Where pages leave the pool for.
@@ -280,13 +280,10 @@ impl Group {
         bytes(self.resources.swap.usage().slots_in_use)
     }
 
-    /// Resident pages that are not evictable, in programs with unevictable mappings. Pages that forks
-    /// share may all be among them, and count once.
+    /// Resident pages that are not evictable, in programs with unevictable mappings or without a helper. Pages that forks
+    /// share may all be among them, and count once at most.
     fn unevictable_pages(&self) -> u64 {
-        let found = |space: &Arc<AddressSpace>| {
-            let pages = space.unevictable.pages();
-            if space.has_left() { 0 } else { pages }
-        };
+        let found = |space: &Arc<AddressSpace>| space.unevictable_pages();
         let found: u64 = self.read_spaces(|spaces| spaces.values().map(found).sum());
         found.saturating_sub(self.resources.shared.pages())
     }

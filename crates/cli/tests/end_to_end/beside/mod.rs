@@ -42,5 +42,6 @@ mod signals;
 mod stage_mapped_over;
 pub mod tiers;
 mod top;
+mod unmanaged;
 mod unstoppable;
 mod words;

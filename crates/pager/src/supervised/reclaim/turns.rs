@@ -63,7 +63,7 @@ struct Account {
 
 impl Account {
     fn of(space: &AddressSpace, is_free: bool) -> Account {
-        let unevictable = space.unevictable.pages() as i64;
+        let unevictable = space.unevictable_pages() as i64;
         Account {
             credit: space.clock.credit.load(Ordering::Relaxed),
             weight: (space.resident_pages() - unevictable).max(1),

@@ -103,6 +103,8 @@ pub(crate) struct Changes {
 pub(crate) struct AddressSpace {
     /// Unique in the run. A forked child reads it in its beacon.
     pub id: u64,
+    /// When it was made, in milliseconds of the run.
+    made_at: u64,
     /// What guards a program without a helper. Dropped before `uffd`, which the guardian's list names.
     pub orphan: Orphan,
     uffd: Userfaultfd,
@@ -188,6 +190,7 @@ impl AddressSpace {
         let table_use = table.get_mut().used().clone();
         let space = AddressSpace {
             id,
+            made_at: resources.milliseconds(),
             orphan: Orphan::default(),
             uffd,
             channel: helper_port.channel().clone(),

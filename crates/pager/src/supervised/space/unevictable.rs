@@ -1,4 +1,4 @@
-//! Unevictable memory: read-only and locked mappings.
+//! Unevictable memory: read-only and locked mappings, and all of a forked child that has no helper.
 //!
 //! The kernel moves pages only out of writable, unlocked mappings (`UFFDIO_MOVE` returns EINVAL for
 //! others), and breaks COW only in writable ones. A garbage collector that tracks writes by `mprotect`
@@ -22,6 +22,10 @@ use std::time::Duration;
 /// Time for which the hand skips unevictable mappings before it tries them again. Longer costs less and
 /// leaves memory that became evictable resident for longer.
 const INTERVAL: Duration = Duration::from_millis(100);
+
+/// Milliseconds after which a forked child without a helper counts as one that gets none, as it was forked past the C library or
+/// under a seccomp filter. Fewer raise the limit while children start theirs.
+const GETS_NONE: u64 = 1000;
 
 /// What is known of a program's unevictable memory. The reclaimer looks for it; threads that settle a
 /// batch note refusals.
@@ -57,12 +61,6 @@ impl Unevictable {
     /// Notes that the kernel refused to break COW.
     pub(crate) fn note_cow_break(&self) {
         lock(&self.found).is_refused = true;
-    }
-
-    /// Resident pages that are not evictable, if some mappings are unevictable: theirs and what is too
-    /// small to be managed.
-    pub(crate) fn pages(&self) -> u64 {
-        self.pages.load(Ordering::Relaxed)
     }
 
     /// The parts of `ranges` that are evictable, as far as is known.
@@ -111,6 +109,22 @@ impl AddressSpace {
         found.ranges.add_all(&ranges);
         found.since.get_or_insert_with(Instant::now);
         true
+    }
+
+    /// Resident pages that are not evictable: all of a program without a helper; and if some mappings are unevictable, theirs
+    /// and what is too small to be managed.
+    pub(crate) fn unevictable_pages(&self) -> u64 {
+        let gets_no_helper = || {
+            let age = self.resources.milliseconds().saturating_sub(self.made_at);
+            self.attached().is_none() && age >= GETS_NONE
+        };
+        if self.has_left() {
+            0
+        } else if gets_no_helper() {
+            self.resident_pages().max(0) as u64
+        } else {
+            self.unevictable.pages.load(Ordering::Relaxed)
+        }
     }
 
     /// Counts the resident pages that are not evictable, if some mappings are unevictable.
