@@ -12,6 +12,7 @@ use crate::{
     open_error::OpenError,
     options::Options,
     store::Store,
+    topology::Topology,
 };
 
 /// How long a server may take to be connected to.
@@ -32,7 +33,55 @@ impl Store {
         for server in &topology.primaries {
             self.check_primary(server, options, until)?;
         }
+        self.check_others(address, &topology, until)?;
         self.try_page(address)
+    }
+
+    /// Refuses an address of several primaries that are no cluster: where the first does not answer for a moment, pages would
+    /// be looked for on another one, and be taken for lost. One that is known by two names is one.
+    fn check_others(
+        &self,
+        address: &StoreAddress,
+        topology: &Topology,
+        until: Instant,
+    ) -> Result<(), OpenError> {
+        let Some(first) = topology.alone() else {
+            return Ok(());
+        };
+        for other in address.servers.iter().filter(|server| *server != first) {
+            let deadline = until.min(Instant::now() + CONNECT);
+            let found = self.ask(other, deadline);
+            let is_primary = found.is_some_and(|found| found.alone() == Some(other));
+            if !is_primary {
+                continue;
+            }
+            let numbers = [first, other].map(|server| self.replication_id(server, until));
+            if numbers[0].is_none() || numbers[0] != numbers[1] {
+                return Err(OpenError::NoCluster {
+                    address: address.clone(),
+                    first: first.to_string(),
+                    other: other.to_string(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of what a server replicates, which no other primary has.
+    fn replication_id(&self, server: &Server, until: Instant) -> Option<String> {
+        let node = self.node(server);
+        let mut commands = Commands::default();
+        commands.push(cmd("INFO").arg("replication"), AnswerSize::TEXT);
+        let deadline = until.min(Instant::now() + CONNECT);
+        let exchange = node.send(&commands, deadline).ok()?;
+        let answers = exchange.answers(deadline).ok()?;
+        match answers.first()? {
+            Value::BulkString(bytes) => {
+                let text = String::from_utf8_lossy(bytes);
+                field(&text, "master_replid").map(str::to_owned)
+            }
+            _ => None,
+        }
     }
 
     /// Connects to any of the given servers.

@@ -59,6 +59,19 @@ pub enum OpenError {
         /// Replicas asked for.
         wanted: u32,
     },
+    /// The address names several primaries that are no cluster.
+    #[error(
+        "{first} and {other} of the store {address} are two primaries and no cluster, and pages would be looked for on the \
+         wrong one; name one of them with its replicas, or make them a cluster"
+    )]
+    NoCluster {
+        /// The store.
+        address: StoreAddress,
+        /// A primary.
+        first: String,
+        /// Another one.
+        other: String,
+    },
     /// The time to live is not longer than what a program waits, or out of range.
     #[error(
         "the time to live of pages must be at least twice the timeout, after which a program is killed, and from \

@@ -204,7 +204,7 @@ impl Store {
     }
 
     /// What a server says of its cluster, or of itself, if it is a primary.
-    fn ask(&self, server: &Server, deadline: Instant) -> Option<Topology> {
+    pub(crate) fn ask(&self, server: &Server, deadline: Instant) -> Option<Topology> {
         let node = self.node(server);
         let mut commands = Commands::default();
         commands.push(cmd("CLUSTER").arg("SLOTS"), AnswerSize::SLOTS);

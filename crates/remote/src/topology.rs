@@ -27,6 +27,7 @@ pub(crate) struct Topology {
     pub(crate) is_whole: bool,
     /// The latest election that it knows of.
     epoch: u64,
+    is_cluster: bool,
 }
 
 impl Topology {
@@ -37,7 +38,13 @@ impl Topology {
             ranges: vec![(0, SLOTS - 1, 0)],
             is_whole: true,
             epoch: 0,
+            is_cluster: false,
         }
+    }
+
+    /// The server, where it is one without a cluster.
+    pub(crate) fn alone(&self) -> Option<&Server> {
+        self.primaries.first().filter(|_| !self.is_cluster)
     }
 
     /// The primary that has a slot; `None` if none has.
@@ -61,6 +68,7 @@ impl Topology {
             ranges: Vec::new(),
             is_whole: true,
             epoch: 0,
+            is_cluster: true,
         };
         for entry in entries {
             let Value::Array(fields) = entry else {

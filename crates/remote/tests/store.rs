@@ -247,6 +247,22 @@ fn users_passwords_and_addresses_are_checked_at_the_start() {
 }
 
 #[test]
+fn two_primaries_that_are_no_cluster_are_refused() {
+    let Some(folder) = folder() else { return };
+    let servers = [(); 2].map(|()| StoreServer::start(folder.path(), &[]));
+    let open = |address: String| RemoteStore::open(&Options::new(address.parse().unwrap()));
+    let [first, second] = [&servers[0], &servers[1]].map(|server| server.port);
+    let both = format!("valkey://127.0.0.1:{first},127.0.0.1:{second}");
+    let error = open(both.clone()).unwrap_err();
+    assert!(matches!(error, OpenError::NoCluster { .. }), "{error}");
+    // By two names it is one server, and a replica may be named.
+    drop(open(format!("valkey://127.0.0.1:{first},localhost:{first}")).unwrap());
+    let replicates = ["REPLICAOF", "127.0.0.1", &first.to_string()];
+    assert_eq!(servers[1].ask(&replicates), "OK");
+    drop(open(both).unwrap());
+}
+
+#[test]
 fn a_store_that_cannot_be_used_keeps_no_page() {
     let Some(folder) = folder() else { return };
     let servers = [StoreServer::start(folder.path(), &[])];
