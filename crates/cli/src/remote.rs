@@ -103,6 +103,9 @@ fn unusable(error: &OpenError) -> Failure {
         OpenError::Refused { .. } => {
             "; give the right ones by --remote-password-file, or MEMFOLD_REMOTE_USER and MEMFOLD_REMOTE_PASSWORD"
         }
+        OpenError::NoPassword { .. } => {
+            "; give both by --remote-password-file, or MEMFOLD_REMOTE_USER and MEMFOLD_REMOTE_PASSWORD"
+        }
         OpenError::Authorities { .. } => " by --remote-ca-file",
         OpenError::TooFewReplicas { .. } => {
             "; give a smaller --remote-replicas, or the server more replicas"

@@ -93,6 +93,12 @@ impl RemoteStore {
         if !(least..=LONGEST_LIFE).contains(&options.time_to_live) {
             return Err(OpenError::TimeToLive);
         }
+        if let (Some(user), None) = (&options.user, &options.password) {
+            return Err(OpenError::NoPassword {
+                address: options.address.clone(),
+                user: user.clone(),
+            });
+        }
         warn_if_readable(&options.address);
         let mut random = [0; 48];
         getrandom::fill(&mut random).map_err(std::io::Error::from)?;

@@ -34,6 +34,16 @@ pub enum OpenError {
         /// What is wrong with them.
         reason: String,
     },
+    /// There is a user, and no password.
+    #[error(
+        "the user {user} of the store {address} has no password; without one, it would be the default user's connection"
+    )]
+    NoPassword {
+        /// The store.
+        address: StoreAddress,
+        /// The user.
+        user: String,
+    },
     /// A page could not be written, read, renewed and removed.
     #[error(
         "the store {address} cannot hold pages: {reason}; the user needs HSET, HMGET, HDEL, PEXPIRE, UNLINK, \

@@ -218,6 +218,10 @@ fn users_passwords_and_addresses_are_checked_at_the_start() {
     options.password = Some(Password::new("right".to_owned()));
     drop(RemoteStore::open(&options).unwrap());
     options.user = Some("somebody".to_owned());
+    let password = options.password.take();
+    let error = RemoteStore::open(&options).unwrap_err();
+    assert!(matches!(error, OpenError::NoPassword { .. }), "{error}");
+    options.password = password;
     server.ask(&[
         "ACL",
         "SETUSER",
