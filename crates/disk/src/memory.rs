@@ -167,15 +167,17 @@ impl<S: PageSource + 'static> Memory<S> {
 }
 
 impl<S: PageSource + 'static> Memory<S> {
-    /// Waits for a store that took no pages by this error, and may take them soon. Whether to try again.
+    /// Waits for a store that took no pages by this error, and may take them soon. Whether to try again. A file that was
+    /// switched off refuses what the store did not take before.
     fn waits_for_store(&self, error: Option<StoreError>, since: &mut Option<Instant>) -> bool {
-        let is_remote = matches!(
-            error,
-            Some(StoreError::Tier {
-                tier: TierKind::Remote,
-                ..
-            })
-        );
+        let is_remote = match error {
+            Some(StoreError::Tier { tier, .. }) => match tier {
+                TierKind::Remote => true,
+                TierKind::File => self.file.as_ref().is_some_and(SwapFile::is_closed),
+                _ => false,
+            },
+            _ => false,
+        };
         let remote = self.remote.as_ref().filter(|_| is_remote);
         let since = since.get_or_insert_with(Instant::now);
         remote.is_some_and(|remote| remote.wait_for_stores(since.elapsed()))

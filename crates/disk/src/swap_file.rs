@@ -58,9 +58,14 @@ impl SwapFile {
     /// Refuses blocks from now on, and has writers wait that need it. Whether it took blocks before.
     pub(crate) fn close(&self) -> bool {
         self.changes.fetch_add(1, Ordering::AcqRel);
-        let was_open = !self.tier.is_closed();
+        let was_open = !self.is_closed();
         self.tier.set_closed(true);
         was_open
+    }
+
+    /// Whether it takes no blocks.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.tier.is_closed()
     }
 
     /// Has writers go on after [`close`](Self::close); with `reopen`, the file takes blocks again.

@@ -5,8 +5,12 @@ mod memory_file;
 
 use common::{disk, noise, wait_until};
 use memfold_disk::{BLOCK, Disk, DiskError, SwapOffError};
-use memfold_swap::Scratch;
+use memfold_swap::{
+    FileTier, ModelFault, ModelStore, RemoteConfig, RemoteTier, Scratch, SwapConfig, SwapSpace,
+    TierKey,
+};
 use memory_file::{MemoryFile, disk_with, write_noise};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use zsmalloc::HeapSource;
@@ -145,4 +149,40 @@ fn reads_go_on_beside_a_write_of_a_part_that_waits_for_room() {
         assert_eq!(reader.join().expect("no panic"), (Ok(()), true));
         assert!(has_read, "a read of the same 2 MiB waited for room");
     });
+}
+
+/// Its blocks are copies of those in the store, which is preferred. Once it is switched off, a store that does not answer for a
+/// moment is waited for as without it.
+#[test]
+fn writers_wait_for_the_store_whose_file_of_copies_is_switched_off() {
+    let mut scratch = Scratch::new();
+    let store = ModelStore::new(None);
+    let key = TierKey::new([7; 32]);
+    let tier = RemoteTier::new(Box::new(store.clone()), &key, RemoteConfig::default());
+    let tier = Arc::new(tier);
+    let file = FileTier::new(Box::new(MemoryFile::default()), 128 << 20, &key, 1);
+    let file = Arc::new(file.expect("a file"));
+    let config = SwapConfig {
+        pool_capacity_pages: 1 << 12,
+        max_slots: 1 << 16,
+        ..SwapConfig::default()
+    };
+    let mut space = SwapSpace::new(HeapSource::new(), config).expect("a swap space");
+    space.add_tier(Box::new(tier.clone())).expect("a tier");
+    tier.keep_copies_in(file.clone());
+    space.prefer_remote();
+    let mut disk = Disk::with_file(space, file, 64 << 20, 16 << 20).expect("a disk");
+    disk.wait_for(tier);
+    write_noise(&disk, 0..24, &mut scratch);
+    assert!(disk.usage().remote_blocks > 0);
+    disk.swap_off().expect("all is in the store");
+    store.arm(ModelFault::PutLost, u64::MAX);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| write_noise(&disk, 24..48, &mut Scratch::new()));
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!writer.is_finished(), "there is no room without the store");
+        store.disarm();
+        writer.join().expect("there is room");
+    });
+    assert_noise(&disk, 0..48, &mut scratch);
 }
