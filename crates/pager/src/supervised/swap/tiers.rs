@@ -250,11 +250,18 @@ impl Group {
         // A failed swapoff reopens the file, which would undo a concurrent one.
         let _guard = lock(&self.swapping_off);
         let mut moved = 0;
+        let mut emptied = None;
         if let Some(Remote { tier, .. }) = &self.remote {
+            let was_open = !tier.is_closed();
             moved += self.empty(TierKind::Remote, |closed| tier.set_closed(closed))?;
+            emptied = was_open.then_some(tier);
         }
         if let Some(file) = &self.file {
-            moved += self.empty(TierKind::File, |closed| file.set_closed(closed))?;
+            let from_file = self.empty(TierKind::File, |closed| file.set_closed(closed));
+            if let (Err(_), Some(tier)) = (&from_file, emptied) {
+                tier.set_closed(false);
+            }
+            moved += from_file?;
         }
         Ok(moved)
     }

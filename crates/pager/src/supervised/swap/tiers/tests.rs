@@ -3,7 +3,9 @@ use crate::Limit;
 use crate::options::Floor;
 use crate::pool_memory::MappedSource;
 use crate::supervised::group::Outlets;
-use memfold_swap::{FileBackend, Page, Slot, SwapConfig, SwapSpace};
+use memfold_swap::{
+    FileBackend, ModelStore, Page, RemoteConfig, RemoteTier, Slot, SwapConfig, SwapSpace,
+};
 use memfold_sys::PAGE_SIZE;
 use memfold_testing::Random;
 use std::cell::Cell;
@@ -42,6 +44,15 @@ impl FileBackend for Broken {
 
 /// A group with a limit of 16 MiB and a swap file.
 fn group(backend: impl FileBackend + 'static, bytes: u64) -> Group {
+    group_with(backend, bytes, None)
+}
+
+/// The same with a store.
+fn group_with(
+    backend: impl FileBackend + 'static,
+    bytes: u64,
+    remote: Option<Arc<RemoteTier>>,
+) -> Group {
     let file = FileTier::new(Box::new(backend), bytes, &TierKey::new([7; 32]), FILE_LEVEL);
     let file = Arc::new(file.unwrap());
     let config = SwapConfig {
@@ -52,13 +63,16 @@ fn group(backend: impl FileBackend + 'static, bytes: u64) -> Group {
     };
     let mut swap = SwapSpace::new(MappedSource::default(), config).unwrap();
     swap.add_tier(Box::new(file.clone())).unwrap();
+    if let Some(remote) = &remote {
+        swap.add_tier(Box::new(remote.clone())).unwrap();
+    }
     let limit = Limit {
         total_bytes: Some(16 << 20),
         resident_bytes: None,
     };
     let outlets = Outlets {
         file: Some(file),
-        ..Outlets::default()
+        remote,
     };
     Group::new((limit, Floor::default()), swap, outlets)
 }
@@ -188,4 +202,26 @@ fn the_pool_is_held_below_half_of_the_limit() {
         assert_eq!(share.hard, limit / 2);
         assert!(share.stop > limit / 3);
     }
+}
+
+#[test]
+fn a_swapoff_that_fails_for_the_file_leaves_the_store_in_use() {
+    let key = TierKey::new([9; 32]);
+    let store = Box::new(ModelStore::new(None));
+    let remote = Arc::new(RemoteTier::new(store, &key, RemoteConfig::default()));
+    // What is in this file cannot be read.
+    let group = group_with(Sink, 1 << 20, Some(remote.clone()));
+    let mut scratch = Scratch::new();
+    fill(&group, 12 << 20, &mut scratch);
+    let pages = |kind| group.resources.swap.pages_in(kind);
+    hold(&group, &mut scratch);
+    assert!(pages(TierKind::File) > 0 && pages(TierKind::Remote) > 0);
+    let refused = group.swap_off().unwrap_err();
+    assert!(
+        matches!(refused, SwapOffError::Unreadable { .. }),
+        "{refused:?}"
+    );
+    assert!(!remote.is_closed());
+    hold(&group, &mut scratch);
+    assert!(pages(TierKind::Remote) > 0);
 }
