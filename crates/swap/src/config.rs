@@ -75,7 +75,8 @@ impl SwapConfig {
     /// Fails if a value is out of range.
     pub(crate) fn check(&self) -> Result<(), NewSwapSpaceError> {
         let clusters = self.max_slots.div_ceil(CLUSTER_SLOTS);
-        if clusters == 0 || clusters >= (1 << 32) / CLUSTER_SLOTS {
+        // The number behind the last slot fits in 32 bits, too.
+        if clusters == 0 || clusters >= (1 << 32) / CLUSTER_SLOTS - 1 {
             return Err(NewSwapSpaceError::Config(
                 "max_slots must be between 1 and 2^32 - 1024",
             ));
@@ -140,5 +141,15 @@ mod tests {
         let few = SwapConfig::default().for_pool_of(1 << 30);
         let pages: Vec<_> = few.map(|one| one.pool_capacity_pages).collect();
         assert_eq!(pages, [1 << 31, 1 << 30]);
+    }
+
+    #[test]
+    fn the_number_behind_the_last_slot_fits() {
+        let with = |max_slots| SwapConfig {
+            max_slots,
+            ..SwapConfig::default()
+        };
+        assert!(with((1 << 32) - 1024).check().is_ok());
+        assert!(with((1 << 32) - 1023).check().is_err());
     }
 }

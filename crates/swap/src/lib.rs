@@ -36,7 +36,7 @@
 //! - A [`Gather`] releases the slots of an unmap or an exit in the background.
 //! - A [`Group`] and its ancestors are charged for the pages it stores.
 //!
-//! [Loom](https://docs.rs/loom) models check all pairs of changes of a slot:
+//! [Loom](https://docs.rs/loom) models check all pairs of changes of a slot.
 //!
 //! The crate makes no system call: its memory comes from a [`zsmalloc::PageSource`].
 

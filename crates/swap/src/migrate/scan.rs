@@ -42,10 +42,12 @@ impl ScanPolicy {
             TierKind::Block => !is_sparse,
             _ => true,
         };
-        if !is_dense && is_due(self.recompress) {
+        let leaves = TO_WRITE_BACK.contains(&tier) && is_due(self.write_back);
+        // A block that does not get smaller is not taken apart, at none of the scans until its pages leave.
+        let leaves_block = tier == TierKind::Block && leaves;
+        if !is_dense && is_due(self.recompress) && !leaves_block {
             return Some(Target::Recompressed);
         }
-        let leaves = TO_WRITE_BACK.contains(&tier) && is_due(self.write_back);
         leaves.then_some(Target::Outside)
     }
 }

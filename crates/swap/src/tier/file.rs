@@ -189,7 +189,7 @@ impl FileTier {
     ///
     /// # Errors
     ///
-    /// If the size is out of range: at least a page, at most 2^47 bytes.
+    /// If the size is out of range: at least a page, at most 2^49 bytes.
     pub fn new(
         backend: Box<dyn FileBackend>,
         bytes: u64,
@@ -199,7 +199,7 @@ impl FileTier {
         let units = bytes / UNIT as u64;
         if bytes < PAGE_SIZE as u64 || units > 1 << UNIT_BITS {
             return Err(NewSwapSpaceError::Config(
-                "the swap file must have 4 KiB to 128 TiB",
+                "the swap file must have 4 KiB to 512 TiB",
             ));
         }
         Ok(Self {

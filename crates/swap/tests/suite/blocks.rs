@@ -167,6 +167,37 @@ fn blocks_leave_for_the_file_and_for_the_pool() {
     assert_eq!(space.usage().dead_bytes, 0);
 }
 
+/// Two of four pages that are nearly alike take as much as the four.
+#[test]
+fn what_is_left_of_a_block_leaves_with_time_though_it_is_not_taken_apart() {
+    let space = space_with_file(config(), MemoryFile::default().tier(64 << 20));
+    let mut scratch = Scratch::new();
+    let alike = |member: u8| {
+        let mut page = noise(1);
+        page[2000..].fill(0x11);
+        page[8 * usize::from(member)] ^= 1;
+        page
+    };
+    let pages = (0..4).map(alike);
+    let mut stored: Vec<_> = pages
+        .map(|page| (space.store(&page, &mut scratch).unwrap(), page))
+        .collect();
+    pack(&space);
+    assert_eq!(space.pages_in(TierKind::Block), 4);
+    for (slot, _) in stored.drain(2..) {
+        space.release(slot);
+    }
+    let policy = ScanPolicy {
+        recompress: Some(1),
+        write_back: Some(3),
+    };
+    for _ in 0..6 {
+        space.scan(policy, usize::MAX, &mut scratch);
+    }
+    assert_eq!(space.pages_in(TierKind::File), 2, "{:?}", space.usage());
+    assert_all_right(&space, &stored);
+}
+
 #[test]
 fn compaction_moves_heads_under_their_records() {
     let space = space();
